@@ -170,6 +170,14 @@ def test_lookups_are_corrected_by_what_came():
     assert lookups.expected <= 34
 
 
+def test_one_wrong_token_does_not_end_trust_in_lookups():
+    lookups = Lookups(at_once=4.0)
+    lookups.learn(32.0, 0)
+    assert lookups.factor == 0.5
+    lookups.learn(32.0, 32)
+    assert lookups.factor == pytest.approx(2 / 3)
+
+
 def test_few_efforts_and_sizes_are_chosen_from():
     assert [*map(tuple, beams(10, 6))] == [(1, 1), (1, 3), (1, 6), (4, 3), (4, 6), (10, 3), (10, 6)]
     assert beams(1, 1) == [Effort(1, 1)]

@@ -2,11 +2,12 @@
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specattn.decoding.drafting.trie import draft_of_paths
+from specattn.decoding.drafting.trie import draft_of_paths, followed
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=12)
 
@@ -50,3 +51,10 @@ def test_requests_of_one_shape_share_a_tree():
     draft = draft_of_paths(torch.tensor([5, 6]), [[[1, 2]], [[3, 4]]])
     assert draft.tree.batch_size is None
     assert draft.tokens.tolist() == [[5, 1, 2], [6, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), [([], 0), ([5], 1), ([6, 8, 9], 2), ([5, 8], 1), ([8, 8], 0), ([6, 8], 2)]
+)
+def test_a_tree_is_followed_as_far_as_it_goes(path, count):
+    assert followed([-1, 0, 0, 1, 2], [4, 5, 6, 7, 8], path) == count

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn.decoding import generate
-from specattn.decoding.drafting.gains import SIZES
-from specattn.decoding.methods.suffix import Suffix
+from specattn.decoding.drafting.gains import SIZES, Lookups
+from specattn.decoding.methods.suffix import Lookup, Suffix, SuffixDrafter
 from tests.decoding.models import prompts, tiny_model
 from tests.decoding.pacing import with_costs
 
@@ -289,6 +290,22 @@ def test_generated_text_corrects_what_the_prompt_promised(share):
             built.extend([1, 2, 3, 4] * 4)  # given, and so no witness
     assert promised[0] > 0.99
     assert fmean(promised[-300:]) == pytest.approx(fmean(came[-300:]), abs=0.1)
+
+
+def test_lookups_that_others_drafts_confirm_are_trusted_again():
+    """Whoever drafted: else one wrong lookup would be the last for long."""
+    drafter, lookups = object.__new__(SuffixDrafter), Lookups(at_once=4.0)
+    lookups.learn(24.0, 0)
+    shape, tokens = (-1, 0, 1, 2, 3), torch.tensor([[7, 1, 2, 3, 4]])
+    text = torch.tensor([[0, 7, 1, 2, 3]])
+    drafter.sequences = SimpleNamespace(active=[0], ends=[5], host_rows=text)
+    drafter.looked_up = Lookup(5, (shape,), tokens, (3.6,)), [2]
+    for factor in (7 / 11, 10 / 14):  # three tokens came, all true: the fourth is not known
+        drafter._judge(lookups)
+        assert lookups.factor == pytest.approx(factor)
+    drafter.looked_up = Lookup(5, (shape,), tokens + 1, (3.6,)), [2]  # none is true
+    drafter._judge(lookups)
+    assert lookups.factor == pytest.approx(10 / 17.6)
 
 
 def test_nothing_is_drafted_where_nothing_pays(monkeypatch):

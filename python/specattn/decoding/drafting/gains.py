@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -223,10 +224,20 @@ class ChainGains:
 
 
 class Lookups:
-    """How many tokens of what was looked up were accepted, for each that was expected."""
+    """How many tokens of what was looked up came true, for each that was expected.
 
-    def __init__(self, factor: float = 1.0, weight: float = 4.0, most: float = 96.0):
+    A draft counts as `at_once` tokens at most: one wrong token ends a long one.
+    """
+
+    def __init__(
+        self,
+        factor: float = 1.0,
+        weight: float = 4.0,
+        most: float = 96.0,
+        at_once: float = math.inf,
+    ):
         self.expected, self.accepted, self.most = weight, factor * weight, most
+        self.at_once = at_once
 
     @property
     def factor(self) -> float:
@@ -235,6 +246,8 @@ class Lookups:
 
     def learn(self, expected: float, accepted: int) -> None:
         """Book what came of a draft."""
-        self.expected, self.accepted = self.expected + expected, self.accepted + accepted
+        part = min(1.0, self.at_once / max(expected, accepted, 1.0))
+        self.expected += part * expected
+        self.accepted += part * accepted
         if self.expected > self.most:
             self.expected, self.accepted = self.expected / 2, self.accepted / 2

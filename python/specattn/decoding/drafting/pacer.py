@@ -42,6 +42,7 @@ _HOLDS, _LOOKS = 8, 4  # rounds for which it holds that nothing pays; between lo
 _SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
 _TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
+_AT_ONCE = 4.0  # tokens that one lookup counts as, at most, in what lookups are trusted
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
 
 
@@ -74,7 +75,7 @@ class Pacer:
         self.ledger = self.model.recall(key, lambda: Ledger(_CAPTURE * self.captures))
         self.a_row = _GPU_ROW if self.captures else _CPU_ROW
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
-        self.lookups = Lookups()
+        self.lookups = Lookups(at_once=_AT_ONCE)
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0

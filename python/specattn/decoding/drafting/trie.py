@@ -71,6 +71,17 @@ def common(path: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in same)
 
 
+def followed(parents: Sequence[int], tokens: Sequence[int], path: Sequence[int]) -> int:
+    """Return how many tokens of `path` a tree has one below the other, behind its root."""
+    below = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=False))}
+    node, count = 0, 0
+    for token in path:
+        if (found := below.get((node, token))) is None:
+            break
+        node, count = found, count + 1
+    return count
+
+
 @lru_cache(maxsize=256)
 def shared_tree(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Tree:
     """Return one tree for all requests or a batch of them, with what follows from it kept."""

@@ -15,9 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.decoding.drafting.corpus import corpora_of, suffix_index
-from specattn.decoding.drafting.gains import SIZES
+from specattn.decoding.drafting.gains import SIZES, Lookups
 from specattn.decoding.drafting.pacer import Pacer
-from specattn.decoding.drafting.trie import shared_tree
+from specattn.decoding.drafting.trie import followed, shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
 from specattn.tree import Tree
@@ -143,6 +143,7 @@ class SuffixDrafter(Drafter):
             self.pacer = Pacer(context, most_looked_up=method.max_nodes)
         self.alone = True  # or else whether it drafts is not its own choice
         self.asked = False  # whether this round has looked up
+        self.looked_up: tuple[Lookup, list[int]] | None = None  # what, and where texts ended
         self.room = torch.empty(
             len(self.running) * method.max_nodes, dtype=torch.int64, device="cpu"
         )
@@ -161,6 +162,7 @@ class SuffixDrafter(Drafter):
         if not before:
             self.catch_up()
         lookup = self.find()
+        self.looked_up = lookup, [self.sequences.ends[row] for row in self.sequences.active]
         self.pacer.took("found", begin)
         return lookup
 
@@ -223,11 +225,25 @@ class SuffixDrafter(Drafter):
         if verified.own and verified.draft.tree.size > 1:
             self.promised += self.expected
             self.accepted += sum(verified.counts)
-            if self.pacer is not None:
-                self.pacer.lookups.learn(self.expected, sum(verified.counts))
+        if self.pacer is not None:
+            self._judge(self.pacer.lookups)
         self._read(verified)
         if self.pacer is not None:
             self.pacer.took("learned", begin)
+
+    def _judge(self, lookups: Lookups) -> None:
+        """Learn how true the lookup was by what requests went on with, whoever drafted it."""
+        if self.looked_up is None or (lookup := self.looked_up[0]).rows == 1:
+            return
+        rows, ends = self.sequences.active, self.sequences.ends
+        texts, drafted = self.sequences.host_rows, lookup.drafted.tolist()
+        given = zip(rows, self.looked_up[1], lookup.shapes, drafted, lookup.expected, strict=True)
+        for row, before, shape, tokens, expected in given:
+            came = texts[row, before : ends[row]].tolist()
+            true = followed(shape, tokens, came)
+            if true == len(came):  # what it has beyond them is not known to be wrong
+                expected = min(expected, true)
+            lookups.learn(expected, true)
 
     def _read(self, verified: Verified) -> None:
         """Read what was generated, and keep what the target ranked best."""

@@ -171,7 +171,7 @@ def test_a_streamer(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "eagle"}, "method: expected one of .*plain.*, got 'eagle'"),
+        ({"method": "eagle"}, "there is no 'eagle': did you mean 'eagle3'\\?"),
         ({"input_ids": []}, "at least one prompt"),
         ({"input_ids": [[1], []]}, "prompt 1 of shape"),
         ({"input_ids": torch.zeros(2, 2, 2)}, "1-D"),

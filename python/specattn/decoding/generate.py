@@ -126,7 +126,8 @@ def generate(
         ``on_round(request, round)`` at the same time: a `Round`, which says who drafted, and which
         of its tokens were.
     on_prefill : callable, optional
-        ``on_prefill(done, total)`` before the prefill and after each of its chunks, in tokens.
+        ``on_prefill(done, total)`` before the prefill and after each of its chunks, in tokens; on a
+        CPU twice a second within a chunk, too.
     capacity : int, optional
         Tokens that the cache can hold per request, at most. By default what the run may need:
         prompt, new tokens and one draft.

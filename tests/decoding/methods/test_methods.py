@@ -39,11 +39,13 @@ def test_name_and_options(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("eagle", "expected one of .*longspec.*plain.*, got 'eagle'"),
+        ("beam", "expected one of .*longspec.*plain.*, got 'beam'"),
+        ("eagle", "there is no 'eagle': did you mean 'eagle3'\\?"),
         ("plain:gamma=3", "plain: expected no option, got 'gamma=3'"),
         ("vegas:gamma", "vegas: expected one of gamma, ratio.* as option=value, got 'gamma'"),
         ("poss:width=3,a/b", "poss: expected one of drafter, .* as option=value, got 'a/b'"),
-        ("vegas:width=3", "vegas: expected one of gamma, ratio.* as option=value, got 'width=3'"),
+        ("vegas:beams=3", "vegas: expected one of gamma, ratio.*, got 'beams'"),
+        ("vegas:gama=3", "vegas: there is no 'gama': did you mean 'gamma'\\?"),
         ("vegas:", "vegas: expected one of gamma, .* as option=value, got ''"),
         ("vegas:gamma=2,gamma=3", "vegas: gamma is given twice"),
         ("vegas:gamma=abc", "vegas: gamma: expected an integer or none, got 'abc'"),

@@ -87,7 +87,6 @@ class _GrownDrafter(PacedDrafter):
                 pass_sizes(context, method.max_nodes),
             )
             self.arm = Share(context, method.name, efforts, sizes, TreeGains, self.attempt)
-        self.cache_bytes = block.text.nbytes + block.tree.nbytes + block.pending.nbytes
         device = block.target.device
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)
@@ -120,7 +119,7 @@ class _GrownDrafter(PacedDrafter):
         self.block.compact(rows)
 
     def details(self) -> dict[str, Any]:
-        """Return the parts of drafting, in seconds of the whole run, and what the caches take."""
+        """Return the parts of drafting, in seconds of the whole run."""
         seconds = self.watch.totals()
         seconds.pop("elsewhere", None)
-        return {**seconds, **self.arm.details(), "drafter_cache_bytes": self.cache_bytes}
+        return {**seconds, **self.arm.details()}

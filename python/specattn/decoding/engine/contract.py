@@ -97,9 +97,12 @@ class Drafter:
     ----------
     capture : CaptureSpec
         What the next verification hands out; may change from round to round.
+    own_cache_bytes : int
+        What its cache takes, if that is none of those that `Target.recall` knows.
     """
 
     capture: CaptureSpec = NO_CAPTURE
+    own_cache_bytes: int = 0
 
     def on_prefill(self, start: int, features: Sequence[torch.Tensor]) -> None:
         """Learn from a chunk of the prompts; called as `Target.prefill` calls ``on_features``."""

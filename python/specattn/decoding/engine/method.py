@@ -287,13 +287,16 @@ def run(
     if streamer is not None and not prompted:
         streamer.put(texts.rows[0][None].cpu())
     with target.in_use():
+        drafter = method.start(context)
         statistics = decode(
             context,
-            method.start(context),
+            drafter,
             chunk_size=config.prefill_chunk_size or CHUNK_SIZE,
             on_round=announcing(options, streamer),
             on_prefill=options.on_prefill,
         )
+        kept = target.workspace.drafters_nbytes + drafter.own_cache_bytes
+        statistics.drafter_cache_bytes = kept
     target.give_back()  # after an error it is freed instead: nobody knows how far a pass came
     if streamer is not None:
         streamer.end()

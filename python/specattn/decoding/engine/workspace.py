@@ -61,6 +61,10 @@ class _Beside(NamedTuple):
     seen: Seen | None
     memory: Any
 
+    @property
+    def nbytes(self) -> int:
+        return getattr(self.memory, "nbytes", 0)
+
     def is_of(self, owner: Any) -> bool:
         return self.owner is owner and (self.seen is None or self.seen.is_of(owner))
 
@@ -125,8 +129,13 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """Bytes of caches, the drafters' included; recordings and graphs have more of their own."""
-        beside = (getattr(one.memory, "nbytes", 0) for one in self._beside.values())
-        return self.cache.nbytes + sum(beside)
+        return self.cache.nbytes + sum(one.nbytes for one in self._beside.values())
+
+    @property
+    def drafters_nbytes(self) -> int:
+        """Bytes of the caches of drafters that the run has recalled."""
+        recalled = self._recalled & self._beside.keys()
+        return sum(self._beside[kind].nbytes for kind in recalled)
 
 
 def release(model: PreTrainedModel) -> int:

@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+from specattn.choices import unknown
 from specattn.decoding.engine.method import METHODS
 from specattn.decoding.methods.spelling import options_of, split_outside_brackets
 
@@ -41,15 +42,17 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, colon, rest = text.partition(":")
     if name not in METHODS:
-        raise ValueError(f"expected one of {', '.join(METHODS)}, got '{name}'")
+        raise ValueError(unknown(name, METHODS))
     known, given = options_of(METHODS[name]), dict[str, Any]()
     for number, part in enumerate(split_outside_brackets(rest) or [""] * bool(colon)):
         if part and not number and "=" not in part and "drafter" in known:
             part = f"drafter={part}"
         key, equals, value = part.partition("=")
-        if not equals or key not in known:
+        if not equals or not known:
             expected = f"one of {', '.join(known)} as option=value" if known else "no option"
             raise ValueError(f"{name}: expected {expected}, got '{part}'")
+        if key not in known:
+            raise ValueError(f"{name}: {unknown(key, known)}")
         if key in given:
             raise ValueError(f"{name}: {key} is given twice")
         try:

@@ -177,6 +177,7 @@ class _HierarchyDrafter(_RetrievalDrafter):
         self.piece = Tree.chain(guesses, device=device)
         self.rows = torch.arange(guesses + 1, device=device)
         self.small = _SmallModel(method, context, self.chain, self.tree)
+        self.own_cache_bytes = self.small.target.cache.nbytes
         self.passes = torch.zeros((), dtype=torch.int64, device=device)
         self.kept = self.passes
 

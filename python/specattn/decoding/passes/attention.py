@@ -147,6 +147,8 @@ class Pass:
         `HEAD`. `streams` are those that the model's modules have made, by this number.
     last_position : int or None
         Of any text: no row is placed behind it, where drafts may lie for which no text has room.
+    on_layer : callable or None
+        ``on_layer(n)`` is called when the pass has come to layer n.
     """
 
     cache: KVCache
@@ -169,6 +171,7 @@ class Pass:
     feature_layers: tuple[int, ...] = (HEAD,)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
     last_position: int | None = None
+    on_layer: Callable[[int], None] | None = None
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,6 +218,7 @@ class Pass:
 
         `options` are ``softmax_scale``, ``softcap`` and ``sinks`` of the primitives.
         """
+        self._reached(layer)
         return self._attend(layer, q, k, v, **options)
 
     def attend_latents(
@@ -225,12 +229,17 @@ class Pass:
         `heads` are its queries and rows (`latent_heads`). Of many rows, keys and values of heads
         are made of the latents, where nothing else is asked of the pass.
         """
+        self._reached(layer)
         if self.rows >= EXPANDED_ROWS and self.selector is None and self.capture == NO_CAPTURE:
             return self._attend_expanded(ops, layer, weights, *heads)
         scale = weights.scaling
         return absorbed(
             ops, weights, heads, lambda *new: self._attend(layer, *new, softmax_scale=scale)
         )
+
+    def _reached(self, layer: int) -> None:
+        if self.on_layer is not None:
+            self.on_layer(layer)
 
     def _attend_expanded(
         self, ops: Ops, layer: int, weights: Latents, q: torch.Tensor, row: torch.Tensor
@@ -276,6 +285,7 @@ class Pass:
         `parents` of the tree's nodes, if they lie somewhere else in this pass.
         """
         assert self.states is not None
+        self._reached(layer)
         place = self.cache.place(layer)
         if self.moves_states:
             return self.states.moving(place, self.counts)

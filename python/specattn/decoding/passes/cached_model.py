@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ from specattn.tree import Tree
 
 if TYPE_CHECKING:
     from specattn.blocks import Programs
+
+REPORTED_EVERY = 0.5  # seconds between two reports of how far a prefill has come
 
 
 class CachedModel:
@@ -73,6 +76,7 @@ class CachedModel:
         self.positions = learned_positions(model)
         turns = longest is not None and bool(turning_ropes(model.config))
         self.longest = longest if turns and longest is not None else cache.capacity
+        self._on_layer: Callable[[int], None] | None = None  # of the prefill under way
         self._last_position = max(min(self.longest, self.positions or self.longest), 2) - 1
 
     def hand_out(self, layers: Sequence[int]) -> None:
@@ -98,7 +102,8 @@ class CachedModel:
     ) -> None:
         """Fill the empty cache with one prompt per request, `chunk_size` tokens of each at a time.
 
-        ``on_chunk(done, total)``, in tokens, is called before the first chunk and after each;
+        ``on_chunk(done, total)``, in tokens, is called before the first chunk and after each, and
+        within one that takes long, where a layer counts for its share of the chunk's tokens;
         ``on_features(start, features)`` after each chunk: of every request the features [rows, F]
         of its tokens ``start, start + 1, ...``, none where its prompt has ended. ValueError: the
         model has not learned so many positions.
@@ -109,17 +114,36 @@ class CachedModel:
         total, longest = sum(lengths), max(lengths)
         self.check_read(longest)
         for start in range(0, longest, chunk_size):
-            if on_chunk is not None:
-                on_chunk(sum(min(length, start) for length in lengths), total)
             parts = [prompt[start : start + chunk_size] for prompt in prompts]
             tokens, counts = torch.cat(parts).to(self.device), [len(part) for part in parts]
+            if on_chunk is not None:
+                read = sum(min(length, start) for length in lengths)
+                self._on_layer = self._reporting(on_chunk, read, len(tokens), total)
             features = self.prefill_chunk(tokens, counts, start, on_features is not None)
             done = [min(length, start + chunk_size) for length in lengths]
             self.cache.seqlens = torch.tensor(done, dtype=torch.int32, device=self.device)
             if on_features is not None:
                 on_features(start, features)
+        self._on_layer = None
         if on_chunk is not None:
             on_chunk(total, total)
+
+    def _reporting(
+        self, on_chunk: Callable[[int, int], None], read: int, new: int, total: int
+    ) -> Callable[[int], None] | None:
+        """Report that so many tokens are read; return what does so while `new` ones are."""
+        on_chunk(read, total)
+        if self.device.type != "cpu":  # a GPU is behind the host, who waits for nothing
+            return None
+        last, layers = time.monotonic(), len(self.windows)
+
+        def on_layer(layer: int) -> None:
+            nonlocal last
+            if time.monotonic() - last > REPORTED_EVERY:
+                last = time.monotonic()
+                on_chunk(read + new * layer // layers, total)
+
+        return on_layer
 
     def check_read(self, length: int, request: str = "a prompt") -> None:
         """Raise ValueError where so many tokens of a request are more than the model can place."""
@@ -133,7 +157,7 @@ class CachedModel:
     ) -> Sequence[torch.Tensor]:
         """Run a part of every prompt from `start` on, side by side; return features if `wanted`."""
         plan = self.plan(max(counts), max_seqlen=start + max(counts))
-        plan.moves_states = True
+        plan.moves_states, plan.on_layer = True, self._on_layer
         if min(counts) == max(counts):
             return self.runner.features(plan, tokens.view(len(counts), -1)).unbind()
         plan.counts = counts

@@ -22,7 +22,17 @@ _SECONDS = (
     "target_seconds",
     "accept_seconds",
 )
-_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes")
+_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes", "drafter_cache_bytes")
+MEANINGS = {
+    "tokens/s": "new tokens per second, prefill left out",
+    "total": "seconds, prefill included",
+    "new": "new tokens",
+    "passes": "passes of the full target",
+    "per pass": "tokens per pass, bonus token included",
+    "accepted": "share of the drafted tokens that were accepted",
+    "prefill": "seconds of reading the prompt",
+}
+"""What the figures of a run mean (`Statistics.figures`)."""
 
 
 @dataclass
@@ -127,6 +137,8 @@ class Statistics:
     cache_bytes : int
         What the target's KV cache takes, room for new tokens and one draft included; on this rank.
         One that a run borrows from the last one may have more room than the run needs.
+    drafter_cache_bytes : int
+        What the caches of trained drafters, or of a model that drafts, take beside it.
     """
 
     requests: list[RequestStatistics]
@@ -137,6 +149,12 @@ class Statistics:
     details: dict[str, Any] = field(default_factory=dict)
     times: list[PassTimes] = field(default_factory=list, repr=False)
     cache_bytes: int = 0
+    drafter_cache_bytes: int = 0
+
+    def __str__(self) -> str:
+        rows = self.figures().items()
+        names, values = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{name:{names}}  {x:>{values}}  {MEANINGS[name]}" for name, x in rows)
 
     @property
     def total(self) -> RequestStatistics:
@@ -163,6 +181,19 @@ class Statistics:
     def tokens_per_second(self) -> float:
         """New tokens of all requests per second of decoding, prefill left out."""
         return _ratio(sum(request.new_tokens for request in self.requests), self.decode_seconds)
+
+    def figures(self) -> dict[str, str]:
+        """Return what a table shows of a run, as text by the names in `MEANINGS`."""
+        total = self.total
+        return {
+            "tokens/s": f"{self.tokens_per_second:.1f}",
+            "total": f"{self.prefill_seconds + self.decode_seconds:.2f} s",
+            "new": f"{total.new_tokens}",
+            "passes": f"{self.passes}",
+            "per pass": f"{total.mean_acceptance_length:.2f}",
+            "accepted": f"{total.acceptance_rate:.0%}" if total.drafted else "-",
+            "prefill": f"{self.prefill_seconds:.2f} s",
+        }
 
     def by_drafter(self, method: str) -> dict[str, Any]:
         """Return rounds, tokens and times by who drafted (`rounds.by_drafter`)."""

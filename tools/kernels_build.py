@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python/specattn"
 VERSION = 1  # of the interface: a number in `get_kernel(..., version=1)`
-MODULES = ("acceptance", "call_forms", "files", "gpu_record", "tree", "warming")
+MODULES = ("acceptance", "call_forms", "files", "gpu_record", "tree", "warming", "_public")
 MODULES += ("_version", "__init__")
 FOLDERS = {
     "ops": PACKAGE / "ops",

@@ -18,7 +18,7 @@ from kernels.workloads import build  # noqa: E402
 from tests.cases import dense_attention  # noqa: E402
 
 from specattn import flash_attention  # noqa: E402
-from specattn.cli import gpu_times  # noqa: E402
+from specattn.gpu_checks import times as gpu_times  # noqa: E402
 from specattn.planning import MODELS  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -49,18 +49,55 @@ def test_every_method_has_a_line_and_options_of_its_own(specattn, prompt, drafte
     code, _, said = specattn(*given)
     assert code == 0
     assert "identical, token for token: yes" in said
-    begin, end = said.index("method "), said.index("\nlongspec 7: longspec:widths=[2,2,2]\n")
+    begin, end = said.index("method "), said.index("\n#3 is vegas:switch=false\n")
     table = said[begin:end].splitlines()
     assert [line.split("  ")[0] for line in table[1:]] == [
-        "plain", "vegas", "vegas:switch=false", "streaming", "quest", "specextend", "longspec 7",
-        "poss", "medusa", "prompt_lookup", "token_recycling 11", "longspec 12",
+        "plain", "vegas", "vegas #3", "streaming", "quest", "specextend", "longspec #7",
+        "poss", "medusa", "prompt_lookup", "token_recycling #11", "longspec #12",
     ]  # fmt: skip
     assert all(len(line) == len(table[0]) <= 80 for line in table)
-    assert f"\nlongspec 12: longspec:gamma=3,drafter={drafter}\n" in said
+    assert f"\n#12 is longspec:gamma=3,drafter={drafter}\n" in said
     assert "\u2026" not in said
-    for column in ("tokens/s", "speed-up", "per pass", "bonus token"):
-        assert column in said
+    assert table[0].split("  ")[-2].strip() == "accepted", "passes and new tokens have no room"
     assert "draft/target/accept" not in said
+
+
+def test_a_narrow_table_leaves_columns_out(specattn, prompt, monkeypatch):
+    """No line of it is broken; speed-ups stand beside the seconds of the whole run."""
+    given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6)
+    methods = ("--methods", "plain,suffix,vegas:gamma=4,ratio=0.5")
+    heads = {}
+    for width in (45, 60, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        code, _, said = specattn(*given, *methods)
+        assert code == 0
+        table = said[said.index("method ") :].splitlines()[:4]
+        assert len({len(line) for line in table}) == 1
+        assert len(table[0]) <= width
+        heads[width] = table[0].split()
+        assert said.count("\n#3 is vegas:gamma=4,ratio=0.5\n") == (width < 200)
+        for name in heads[width]:
+            assert f"{name}: " in said or name in ("method", "per", "pass", "speed-up")
+    assert heads[45] == ["method", "tokens/s", "speed-up", "total"]
+    assert heads[60] == [*heads[45], "per", "pass", "accepted"]
+    assert heads[200] == [*heads[45], "new", "passes", "per", "pass", "accepted", "prefill"]
+
+
+def test_the_total_is_the_time_of_prompt_and_text(written):
+    content, _, said = written("compare", "--methods", "plain,suffix", "--max-new-tokens", 6)
+    for run in content["runs"]:
+        found = run["statistics"]
+        seconds = found["prefill_seconds"] + found["decode_seconds"]
+        line = re.search(rf"^{run['method']['name']} +\d.*$", said, re.MULTILINE)[0]
+        assert f" {seconds:.2f} s " in line
+
+
+def test_sampling_that_is_not_the_usual_one_is_said(specattn, prompt):
+    """As the demo's repetition penalty."""
+    given = ("compare", "--methods", "plain", "--prompt-file", prompt, "--max-new-tokens", 2)
+    assert "prompt tokens of prompt.py\n" in specattn(*given)[2]
+    said = specattn(*given, "--repetition-penalty", 1.2, "--top-k", 5)[2]
+    assert "prompt tokens of prompt.py; top k 5; repetition penalty 1.2\n" in said
 
 
 def test_texts_that_are_alike_are_shown_once(specattn, prompt, monkeypatch):
@@ -82,7 +119,7 @@ def test_texts_that_are_alike_are_shown_once(specattn, prompt, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--method", "--methods"])
 def test_the_option_that_is_wrong_is_named(refused, prompt, option):
-    reason = "Invalid value: --method: gamma must be at least 1"
+    reason = "specattn: error: --method: gamma must be at least 1"
     refused(reason, "compare", "--prompt-file", prompt, option, "plain,vegas:gamma=0")
 
 

@@ -63,10 +63,12 @@ def test_auto_is_the_default_and_explains_itself(written):
     assert "tokens per round" in said
     for name in rounds:
         assert re.search(rf"^{name} +{rounds[name]} ", said, re.MULTILINE)
+    explained = " ".join(said.split())
     _, _, said = written("generate", "--max-new-tokens", 12)
     assert "tokens per round" not in said
-    for figure in ("decode: ", "draft/target/accept: ", "distinct 1, 2, 3, 4: ", "accepted at 1, "):
-        assert figure in " ".join(said.split()), "of a run alone"
+    for figure in ("decode: ", "draft/target/accept: ", "distinct 1, 2, 3, 4: ", "accept at 1, "):
+        assert figure in explained
+        assert figure not in said, "unasked"
 
 
 def test_longspec_takes_a_drafter(written, drafter):
@@ -289,7 +291,7 @@ def test_weights_that_are_not_all_there_are_refused(specattn, prompt, tmp_path, 
 
 def test_more_than_memory_has_room_for_is_refused(refused, prompt):
     given = ("--prompt-file", prompt, "--max-new-tokens", 2**31 - 1)
-    refused("tried to allocate", "generate", *given, noted=1)
+    refused("tried to allocate", "generate", *given, noted=2)
 
 
 def test_weights_that_end_early_are_refused(refused, prompt, tmp_path):

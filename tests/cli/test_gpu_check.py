@@ -13,8 +13,9 @@ import torch
 from specattn import gpu_record
 from specattn.backends import select
 from specattn.call_forms import NotServed
-from specattn.cli import gpu_check, gpu_times, gpu_workers
-from specattn.cli.gpu_cases import CASES, Verdict, check
+from specattn.cli import gpu_check
+from specattn.gpu_checks import report, times, workers
+from specattn.gpu_checks.cases import CASES, Verdict, check
 from tests import HANGS
 
 FIRSTS = [next(case for case in CASES if case.op == op) for op in {case.op: None for case in CASES}]
@@ -120,15 +121,15 @@ def outcomes(job, device):
 
 def test_what_dies_or_fails_costs_no_other_job():
     """Each of the first two ends its process, and another one goes on."""
-    jobs = [gpu_workers.Job(backend, SELECTION) for backend in ("dies", "fails", "works")]
-    found = list(gpu_workers.verdicts(jobs, 0, 1, HANGS, outcomes))
+    jobs = [workers.Job(backend, SELECTION) for backend in ("dies", "fails", "works")]
+    found = list(workers.verdicts(jobs, 0, 1, HANGS, outcomes))
     assert states(found) == ["lost", "failed", "right"]
     assert found[0].said == "its process ended with status 7"
 
 
 def test_what_hangs_is_given_up():
-    jobs = gpu_workers.jobs(["hangs"], "write_kv")
-    found = list(gpu_workers.verdicts(jobs, 0, 1, 0.5, outcomes))
+    jobs = workers.jobs(["hangs"], "write_kv")
+    found = list(workers.verdicts(jobs, 0, 1, 0.5, outcomes))
     assert states(found) == ["lost", "lost"]
     assert {x.said for x in found} == {"not done within 0 s"}
 
@@ -150,20 +151,20 @@ def test_an_unknown_primitive_is_refused(specattn):
 def test_the_report_and_its_exit_code(specattn, monkeypatch, name, code):
     """On a GPU that is not there: what it prints around the checks, with times or without."""
     measured = [
-        gpu_times.Time(1, name, 40e-6, "in a graph", 134217728),
-        gpu_times.Time(1, "flashinfer", None, "ImportError: flashinfer is not installed", 1),
+        times.Time(1, name, 40e-6, "in a graph", 134217728),
+        times.Time(1, "flashinfer", None, "ImportError: flashinfer is not installed", 1),
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(gpu_check, "machine", lambda device: ["GPU 0 of 1"])
-    monkeypatch.setattr(gpu_check, "on_gpus", lambda device: [name])
-    monkeypatch.setattr(gpu_times, "times", lambda backends: measured)
+    monkeypatch.setattr(gpu_check, "facts", lambda: [("GPU 0", "one")])
+    monkeypatch.setattr(report, "on_gpus", lambda device: [name])
+    monkeypatch.setattr(times, "times", lambda backends: measured)
 
     def verdicts(jobs, *options):
         return (verdict for job in jobs for verdict in outcomes(job, 0))
 
-    monkeypatch.setattr(gpu_workers, "verdicts", verdicts)
+    monkeypatch.setattr(workers, "verdicts", verdicts)
     actual, text, _ = specattn("gpu-check", "--only", "select_topk")
     assert actual == code
     assert ("3355 GB/s  in a graph" in text) == (code == 0)
@@ -178,13 +179,13 @@ def test_what_passed_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
     states = {"cuda": ("right", "declined"), "triton": ("right", "lost"), "gluon": ("declined",)}
     found = [Verdict(name, "a case", state) for name, of in states.items() for state in of]
-    gpu_check.note(found, (9, 0))
+    report.note(found, (9, 0))
     passed = {name for name in states if gpu_record.has_passed(name, (9, 0))}
     assert passed == {"cuda"}
 
 
 def test_gluon_is_checked_where_it_serves():
-    assert {str(job.case) for job in gpu_workers.jobs(["gluon"])} == {
+    assert {str(job.case) for job in workers.jobs(["gluon"])} == {
         "hybrid_tree_attention 1 row",
         "hybrid_tree_attention 4 rows, sinks",
         "hybrid_tree_attention 16 rows",

@@ -96,7 +96,7 @@ def test_texts_are_shown_as_they_are_and_coloured_by_what_was_accepted(written, 
         assert bool(drafted) == (figures["accepted"] > figures["discarded"])
         if run["method"]["name"] == "plain":
             assert {kind for kind, _ in spans} == {"prompt", "own"}
-    assert str(hostile) in re.sub("&lt;", "<", re.sub("&gt;", ">", re.sub("&amp;", "&", page)))
+    assert hostile.name in re.sub("&lt;", "<", re.sub("&gt;", ">", re.sub("&amp;", "&", page)))
 
 
 def test_figures_are_those_of_json(written):

@@ -175,4 +175,4 @@ def test_a_full_disk_costs_the_state_alone(specattn, prompt, tmp_path, monkeypat
     reason = f"{tmp_path / 'state'} cannot be written: No space left on device"
     assert (code, shown) == (2, text)
     assert f"warning: {reason}\n" in said
-    assert said.endswith(f"specattn: error: Invalid value: {reason}\n")
+    assert said.endswith(f"specattn: error: {reason}\n")

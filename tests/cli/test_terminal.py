@@ -107,7 +107,7 @@ def test_a_defect_is_told_escaped(specattn, monkeypatch):
     def fail():
         raise RuntimeError(TITLE)
 
-    monkeypatch.setattr(cli.env.specattn, "backends", fail)
+    monkeypatch.setattr(cli.env, "facts", fail)
     code, _, said = specattn("env")
     assert code == 1
     assert said.startswith("Traceback")
@@ -134,7 +134,7 @@ def test_a_redirected_text_stays_so_beside_bars(specattn, monkeypatch, prompt):
     monkeypatch.setattr(terminal, "console", console)
     _, text, _ = specattn(*arguments)
     assert text == expected
-    assert "prefill" in seen.getvalue()
+    assert "reading the prompt" in seen.getvalue()
 
 
 def test_no_bar_reaches_a_file():

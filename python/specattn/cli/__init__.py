@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-import specattn
+from specattn._version import __version__
+from specattn.choices import unknown
 from specattn.cli import (
     compare,
     conform,
@@ -36,19 +37,23 @@ app = typer.Typer(
     name="specattn",
     add_completion=False,
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},  # and so of all commands
 )
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        write_line(f"specattn {specattn.__version__}")
+        write_line(f"specattn {__version__}")
         raise typer.Exit
 
 
 _Version = typer.Option(
-    "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    "--version",
+    callback=_print_version,
+    is_eager=True,
+    metavar="",
+    help="Print the version and exit.",
 )
 
 
@@ -66,6 +71,14 @@ app.add_typer(train.app, name="train")
 app.add_typer(tune.app, name="tune")
 
 
+def _told(error: typer.TyperException) -> str:
+    """Return what is wrong, in one line."""
+    if getattr(error, "possibilities", None):
+        name: str = error.option_name  # type: ignore[attr-defined]
+        return unknown(name, error.possibilities)  # type: ignore[attr-defined]
+    return error.format_message().removeprefix("Invalid value: ")
+
+
 def main() -> None:
     """Run the command; a user error is one line on standard error and exit code 2."""
     output.outlives = False
@@ -73,9 +86,9 @@ def main() -> None:
         with on_signals(interrupt), libraries_escaped():
             code = app(standalone_mode=False) or 0
     except typer.TyperException as error:
-        # Without a sub-command the message is the help, which is no error's line.
-        help_asked = type(error).__name__ == "NoArgsIsHelpError"
-        say(error.format_message() if help_asked else f"specattn: error: {error.format_message()}")
+        # Without a sub-command the help is printed, which is no error.
+        if type(error).__name__ != "NoArgsIsHelpError":
+            say(f"specattn: error: {_told(error)}")
         code = 2
     except typer.Abort:
         code = 130

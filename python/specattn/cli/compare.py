@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 
 from specattn.cli.errors import Interrupted
-from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
+from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
-from specattn.cli.terminal import console, say
+from specattn.cli.terminal import console, preload, say
 from specattn.machine_load import Others
 
 if TYPE_CHECKING:
@@ -24,21 +24,28 @@ if TYPE_CHECKING:
 SCHEMA = "specattn.compare/1"
 NOTICED = 0.1  # share of the processors that others use, from which on times say little
 
+_method, _output = grouped("Method"), grouped("Output")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(DecodingOptions):
     """What to continue, by which methods."""
 
-    methods: list[str] = option(
-        ("plain", "auto"), f"Repeatable, or plain,auto: {METHOD_HELP}", "--method", "--methods"
+    methods: list[str] = _method(
+        ("plain", "auto"),
+        f"Repeatable, or plain,auto: {METHOD_HELP}",
+        "--method",
+        "--methods",
+        metavar="METHOD",
     )
-    repeats: int = option(1, "Runs of each method, in turn; figures are of the median.", min=1)
-    html: Path | None = option(None, "Write a page here: texts, rounds, acceptance, memory.")
+    repeats: int = _method(1, "Runs of each method, in turn; figures are of the median.", min=1)
+    html: Path | None = _output(None, "Write a page here: texts, rounds, acceptance, memory.")
 
 
 @takes_options
 def compare(options: CompareOptions) -> None:
-    """Continue files with several methods, in turn, and print their figures side by side."""
+    """Continue a text with several methods, in turn, and print their figures side by side."""
+    preload("specattn.cli.session")
     from specattn.cli.differences import describe, first_difference
     from specattn.cli.page import write_page
     from specattn.cli.session import DecodingSession, build_method

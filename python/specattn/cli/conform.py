@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -16,12 +17,14 @@ import typer
 from specattn.cli.errors import naming
 from specattn.cli.options import option, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
-from specattn.cli.table import aligned
+from specattn.cli.table import aligned, fitting
 from specattn.cli.terminal import (
     console,
     escaped,
     output,
+    preload,
     progress_bars,
+    room,
     say,
     status,
     write_line,
@@ -67,8 +70,11 @@ class ConformOptions:
 
 @takes_options
 def conform(
-    plain: Annotated[str, typer.Argument(help="URL of a server without drafts, or a checkpoint.")],
-    drafting: Annotated[str, typer.Argument(help="URL of the server that drafts.")],
+    plain: Annotated[
+        str,
+        typer.Argument(help="A server without drafts, or a checkpoint.", metavar="URL|DIR|HUB_ID"),
+    ],
+    drafting: Annotated[str, typer.Argument(help="A server that drafts.", metavar="URL")],
     options: ConformOptions,
 ) -> None:
     """Hold a server that drafts against one that does not: where do texts part, and why.
@@ -97,7 +103,8 @@ def conform(
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in Verdict)
     notes = _notes(noise, places, pairs.values(), sampled)
     if options.json_file != STDOUT:
-        for line in aligned([_row(name, one) for name, one in findings.items()], left=5):
+        rows = [_row(name, one) for name, one in findings.items()]
+        for line in aligned(fitting(rows, ("why", "parts at"), room(sys.stdout)), left=5):
             write_line(line)
     for line in [*notes, summary]:
         say(line)
@@ -153,11 +160,12 @@ def _engine(argument: str, text: str, options: ConformOptions) -> Engine:
         raise ValueError(
             "--temperature: a checkpoint is held against a server greedily: seeds differ"
         )
+    preload("specattn.conform.local")
     from specattn.cli.loading import device_named, load_tokenizer, model_folder
     from specattn.conform.local import Local
     from specattn.decoding.model.checkpoint import load_causal_model
 
-    folder = model_folder(None if text == "tiny" else Path(text), argument)
+    folder = model_folder(None if text == "tiny" else text, argument)
     with status(f"loading {folder}"), naming(argument, Exception):
         model = load_causal_model(folder, "auto", device_named("auto"))
     return Local(model, load_tokenizer(folder), str(folder))

@@ -9,7 +9,8 @@ import typer
 
 from specattn.cli.compare import CompareOptions, compare
 from specattn.cli.errors import naming, one_of
-from specattn.cli.terminal import say, status, write_line
+from specattn.cli.options import at_most
+from specattn.cli.terminal import preload, say, status, write_line
 
 _PROMPT_TOKENS, _OF_WIDE = 5500, 1024  # a real body's prompt is not read in a moment
 
@@ -17,14 +18,26 @@ _PROMPT_TOKENS, _OF_WIDE = 5500, 1024  # a real body's prompt is not read in a m
 def demo(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Continue the end of this file [default: a module of Python's own]."),
+        typer.Argument(
+            help=r"Continue the end of this file \[default: a module of Python's own].",
+            metavar="FILE",
+        ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, max=2**31 - 1, help="Make this many new tokens.")
+        int,
+        typer.Option(
+            min=1,
+            callback=at_most(2**31 - 1),
+            help="Make this many new tokens.",
+            metavar="N",
+        ),
     ] = 160,
     wide: Annotated[
         str | None,
-        typer.Option(help="Give the model the sizes of a real one, such as qwen3-0.6b (1 GB)."),
+        typer.Option(
+            help="Give the model the sizes of a real one, such as qwen3-0.6b (1 GB).",
+            metavar="NAME",
+        ),
     ] = None,
 ) -> None:
     """Continue a file with the embedded target, plainly and speculatively, and compare."""
@@ -42,7 +55,7 @@ def demo(
         last_tokens=tokens if file else None,
         methods=["plain", "auto", "suffix"],
         repeats=3,
-        model=None if wide is None else _widened(wide),
+        model=None if wide is None else str(_widened(wide)),
         dtype="auto" if wide is None else "bf16",
     )
     compare(**vars(options))
@@ -51,6 +64,7 @@ def demo(
 
 def _widened(like: str) -> Path:
     """Return the embedded target in the sizes of a real model, kept among this package's caches."""
+    preload("specattn.widening")
     from specattn import widening
     from specattn.files import cache_folder
     from specattn.planning import MODELS

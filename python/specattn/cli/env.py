@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
-import specattn
-from specattn.cli.terminal import write_line
+from specattn.cli.machine import facts
+from specattn.cli.table import key_values
+from specattn.cli.terminal import preload, write_line
 
 
 def env() -> None:
-    """Print the versions and the backends that serve this machine, and why not the rest."""
-    write_line(f"specattn  {specattn.__version__}")
-    write_line(f"torch     {torch.__version__}, {torch.get_num_threads()} threads")
-    for name, state in specattn.backends().items():
-        write_line(f"{name:9} {state}")
+    """Print what to paste into an issue: versions, the machine, and which backends serve it."""
+    preload("specattn.ops")
+    for line in key_values(facts()):
+        write_line(line)

@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from specattn.choices import unknown
+
 # Which extra adds a package, where it is not the one of the command itself.
 EXTRAS = {"accelerate": "train", "tensorboard": "train", "matplotlib": "bench", "triton": "cuda"}
 
@@ -49,7 +51,7 @@ def one_of(option: str, given: str, known: Collection[str]) -> str:
     """Return `given` if it is known."""
     if given in known:
         return given
-    raise ValueError(f"{option}: expected one of {', '.join(known)}, got {given!r}")
+    raise ValueError(f"{option}: {unknown(given, known)}")
 
 
 class Interrupted(BaseException):

@@ -1,4 +1,4 @@
-"""``specattn generate``: continue files with one method."""
+"""``specattn generate``: continue texts with one method."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from specattn.cli.authors import Authors
-from specattn.cli.options import METHOD_HELP, DecodingOptions, option, takes_options
+from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
-from specattn.cli.terminal import console, say
+from specattn.cli.terminal import console, preload, say
 
 if TYPE_CHECKING:
     from specattn.decoding import Method
@@ -22,25 +22,33 @@ if TYPE_CHECKING:
 SCHEMA = "specattn.generate/1"
 
 
+_method, _output, _ranks = grouped("Method"), grouped("Output"), grouped("Ranks")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(DecodingOptions):
     """What to continue, by which method, on how many ranks."""
 
-    method: str = option("auto", METHOD_HELP)
-    show: bool = option(False, "Colour the text's tokens by who drafted them.")
-    corpus: list[Path] | None = option(None, "With auto and suffix: a file to look the end up in.")
-    state: Path | None = option(None, "Save the run here every 30 seconds, to go on with later.")
-    resume: Path | None = option(None, "Go on with the run that --state saved here; save it again.")
-    context_parallel: int | None = option(None, "Ranks of torchrun that share the cache.", min=1)
-    tensor_parallel: int | None = option(
+    method: str = _method("auto", METHOD_HELP, metavar="METHOD")
+    corpus: list[Path] | None = _method(
+        None, "With auto and suffix: a file in which the text's end is looked up. Repeatable."
+    )
+    show: bool = _output(False, "Colour the text's tokens by who drafted them.")
+    state: Path | None = _output(None, "Save the run here every 30 seconds, to go on with later.")
+    resume: Path | None = _output(
+        None, "Go on with the run that --state saved here; save it again."
+    )
+    context_parallel: int | None = _ranks(None, "Ranks of torchrun that share the cache.", min=1)
+    tensor_parallel: int | None = _ranks(
         None, "Ranks that share the model; both kinds multiply (docs/distributed.md).", min=1
     )
-    rank_timeout: float = option(300.0, "Seconds after which a silent rank is given up.", min=1.0)
+    rank_timeout: float = _ranks(300.0, "Seconds after which a silent rank is given up.", min=1.0)
 
 
 @takes_options
 def generate(options: GenerateOptions) -> None:
-    """Continue files; the text goes to standard output, all else to standard error."""
+    """Continue a text. It goes to standard output, all else to standard error."""
+    preload("specattn.cli.session")
     from specattn.cli.session import DecodingSession
 
     out, wanted = options.json_file, options.max_new_tokens
@@ -49,7 +57,7 @@ def generate(options: GenerateOptions) -> None:
         raise ValueError("--resume saves the run again: leave out --state")
     if options.show and out == STDOUT:
         raise ValueError("--show: standard output is taken by --json -: give that a file")
-    name, method = options.method.partition(":")[0], _method(options)
+    name, method = options.method.partition(":")[0], _built(options)
     with ExitStack() as stack:
         started = _join_ranks(options, stack)
         is_first = started is None or started.ranks.rank == 0
@@ -73,7 +81,7 @@ def generate(options: GenerateOptions) -> None:
         raise typer.Exit(128 + found.signal)
 
 
-def _method(options: GenerateOptions) -> Method:
+def _built(options: GenerateOptions) -> Method:
     """Return the method that --method describes, with the files of --corpus."""
     from specattn.cli.session import build_method
     from specattn.decoding import Auto, Suffix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.embedded import EMBEDDED, EMBEDDED_TARGET
 
 STDIN = Path("-")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# What is read of a model of the Hub, drafters in its folders included; some have the weights twice.
+_OF_MODELS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_NOT_READ = ["consolidated*", "original/*", "onnx/*"]
 
 
 def device_named(name: str) -> torch.device:
@@ -41,11 +46,18 @@ def dtype_named(name: str, option: str) -> torch.dtype | str:
     return name if name == "auto" else getattr(torch, DTYPES.get(name, name))
 
 
-def model_folder(path: Path | None, option: str = "--model") -> Path:
-    """Return the folder that `option` names if it holds a model that transformers knows."""
-    path = EMBEDDED_TARGET if path is None else path
+def model_folder(given: str | Path | None, option: str = "--model") -> Path:
+    """Return the folder that `option` names if it holds a model that transformers knows.
+
+    A Hub id is fetched first, unless it is at hand: with the progress and the offline rules of
+    transformers (HF_HUB_OFFLINE, HF_HOME, ...).
+    """
+    path = EMBEDDED_TARGET if given is None else Path(given)
     if not path.is_dir():
-        path = EMBEDDED.get(str(path), path)
+        path = EMBEDDED.get(str(given), path)
+    hub_id = str(given) if not path.is_dir() and _HUB_ID.fullmatch(str(given)) else None
+    if hub_id is not None:
+        path = _fetched(hub_id, option, ["config.json"])
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder")
     try:
@@ -55,9 +67,29 @@ def model_folder(path: Path | None, option: str = "--model") -> Path:
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         known = f"transformers {transformers.__version__} knows no models of type {family!r}"
         raise ValueError(f"{option}: {path}: {known}")
+    if hub_id is not None:
+        path = _fetched(hub_id, option, _OF_MODELS)
     if not any(path.glob("*.safetensors")):
         raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
     return path
+
+
+def _fetched(hub_id: str, option: str, patterns: list[str]) -> Path:
+    """Return the folder of a model of the Hub, with such of its files."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_NOT_READ))
+    except LocalEntryNotFoundError:
+        raise ValueError(
+            f"{option}: {hub_id} is no folder here, was not downloaded yet, and the Hub cannot be "
+            f"reached; where there is a network: hf download {hub_id}"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise ValueError(
+            f"{option}: {hub_id} is no folder here, and cannot be had from the Hub: {error}"
+        ) from None
 
 
 class Checkpoint:
@@ -65,6 +97,9 @@ class Checkpoint:
 
     def __init__(self, options: ModelOptions):
         self.folder = model_folder(options.model)
+        self.is_demo = self.folder in EMBEDDED.values()
+        named = options.model is not None and not Path(options.model).is_dir()
+        self.name = str(options.model) if named else self.folder.resolve().name
         self.device = device_named(options.device)
         # In 16 bits a pass over several rows may round a near-tie otherwise than one row alone.
         on_cpu = options.dtype == "auto" and self.device.type == "cpu"
@@ -75,12 +110,13 @@ class Checkpoint:
 
     def load(self, parts: int = 1) -> PreTrainedModel:
         """Return the model, divided into `parts` over as many ranks."""
-        with status(f"loading {self.folder}"), naming("--model", Exception):
+        with status(f"loading {self.name}"), naming("--model", Exception):
             return load_causal_model(self.folder, self.dtype, self.device, tensor_parallel=parts)
 
     def describe(self, model: PreTrainedModel) -> dict[str, str]:
         """Return what a file of results says of the loaded model."""
         return {
+            "name": self.name,
             "path": str(self.folder),
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
@@ -115,8 +151,14 @@ def read_texts(options: DecodingOptions) -> dict[str, str]:
         raise ValueError("--system is part of a chat: give --chat too")
     if options.chat and (options.prompt_tokens or options.last_tokens):
         raise ValueError("--chat reads whole messages: leave out --prompt-tokens and --last-tokens")
+    if not options.prompt and not options.prompt_file:
+        raise ValueError("what to continue is missing: give --prompt TEXT or --prompt-file FILE")
     texts = dict[str, str]()
-    for file in options.prompt_file:
+    for number, text in enumerate(options.prompt or (), start=1):
+        if not text:
+            raise ValueError("--prompt: expected text, got none")
+        texts["--prompt" if len(options.prompt or ()) == 1 else f"--prompt {number}"] = text
+    for file in options.prompt_file or ():
         name = "standard input" if file == STDIN else str(file)
         if name in texts:
             raise ValueError(f"--prompt-file: {file} is given twice")
@@ -146,7 +188,7 @@ def tokenize(texts: dict[str, str], tokenizer: Any, options: DecodingOptions) ->
         read = _chat(text, tokenizer, options) if options.chat else text
         ids = tokenizer(read, add_special_tokens=not options.chat)["input_ids"]
         if not ids:
-            raise ValueError(f"--prompt-file: {file} gives no token")
+            raise ValueError(f"{file} gives no token")
         last = options.last_tokens
         kept = ids[: options.prompt_tokens] if last is None else ids[-last:]
         prompts.append(Prompt(file, kept, len(ids) - len(kept)))

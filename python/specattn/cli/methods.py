@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specattn.cli.errors import naming, one_of
-from specattn.cli.terminal import write_line
+from specattn.cli.terminal import preload, write_line
 
 
 def methods(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Of these alone.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Of these alone.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Say which drafters lie in its folder, and no options.")
+        str | None,
+        typer.Option(
+            help="Say which drafters lie in a model's folder, and no options.",
+            metavar="DIR|HUB_ID",
+        ),
     ] = None,
 ) -> None:
     """List the methods and their options, as --method takes them, with types and defaults."""
+    preload("specattn.decoding")
     from specattn.decoding import METHODS
     from specattn.decoding.methods.spelling import options_of
 
@@ -33,7 +37,7 @@ def methods(
             write_line(f"  {option}={spelled.default_text:<{22 - len(option)}} {spelled.takes}")
 
 
-def _list_drafters(names: list[str], model: Path) -> None:
+def _list_drafters(names: list[str], model: str) -> None:
     """Write of every method with a trained drafter where it lies in a model's folder."""
     from transformers import AutoConfig
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -22,21 +22,62 @@ SAMPLING = (*OF_GENERATE, "penalty", "penalty_window", "seed")
 """All options that decide what is drawn; the contextual penalty is a processor."""
 
 METHOD_HELP = (
-    "NAME or NAME:OPTION=VALUE,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
+    "A name, or name:option=value,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
     "fastest; `specattn methods` lists them."
 )
 
 
-def option(default: Any, help: str, *names: str, **limits: Any) -> Any:
-    """Declare a field that is an option; ``...`` as its default means that it must be given."""
-    about = {"names": names, "typer": {"help": help, **limits}}
+_GROUPS = (None, "Prompt", "Method", "Model", "Sampling", "Output", "Ranks")
+_LETTERS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
+
+
+def option(default: Any, help: str, *names: str, group: str | None = None, **limits: Any) -> Any:
+    """Declare a field that is an option; ``...`` as its default means that it must be given.
+
+    `group` is the heading in the help that it stands under.
+    """
+    if limits.get("max", 0) >= 2**31 - 1:  # no bound that a reader wants to see
+        limits["callback"] = at_most(limits.pop("max"))
+    # Brackets are markup there.
+    text = {"help": help.replace("[", r"\["), "rich_help_panel": group}
+    about = {"names": names, "typer": text | limits}
     return field(metadata=about) if default is ... else field(default=default, metadata=about)
+
+
+def grouped(group: str) -> Callable[..., Any]:
+    """Return `option` for one group."""
+    return partial(option, group=group)
+
+
+def metavar(kind: Any) -> str | None:
+    """Return what stands for a value of a type in the help; nothing for a switch."""
+    if kind is bool or bool in get_args(kind):
+        return ""
+    inner = (metavar(one) for one in get_args(kind))
+    return _LETTERS.get(kind) or next((one for one in inner if one), None)
+
+
+def at_most(most: int) -> Callable[[Any], Any]:
+    """Return what refuses a number above `most`, which the help does not show."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value > most:
+            raise typer.BadParameter(f"{value} is more than {most}")
+        return value
+
+    return check
+
+
+def _place(one: Field[Any]) -> tuple[bool, int]:
+    group = one.metadata["typer"]["rich_help_panel"]
+    return one.default is not MISSING, _GROUPS.index(group)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of its parameter `options`, a dataclass.
 
-    Those that must be given come first in the help, and a switch has no ``--no-`` twin.
+    Those that must be given come first in the help, then group by group, and a switch has no
+    ``--no-`` twin.
     """
     kinds = get_type_hints(command, include_extras=True)
     chosen = kinds["options"]
@@ -48,9 +89,10 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     others = [name for name in kinds if name not in ("options", "return")]
     parameters = [parameter(name, annotation=kinds[name]) for name in others]
-    for one in sorted(fields(chosen), key=lambda one: one.default is not MISSING):
+    for one in sorted(fields(chosen), key=_place):
         switch = [f"--{one.name.replace('_', '-')}"] if one.default is False else []
-        info = typer.Option(*(one.metadata["names"] or switch), **one.metadata["typer"])
+        about = {"metavar": metavar(types[one.name])} | one.metadata["typer"]
+        info = typer.Option(*(one.metadata["names"] or switch), **about)
         default = inspect.Parameter.empty if one.default is MISSING else one.default
         kind = operator.getitem(Annotated, (types[one.name], info))
         parameters.append(parameter(one.name, default=default, annotation=kind))
@@ -60,51 +102,87 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+_model, _sampling = grouped("Model"), grouped("Sampling")
+_prompt, _output = grouped("Prompt"), grouped("Output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """A model, where it runs, and how its tokens are chosen."""
 
-    model: Path | None = option(None, "Hugging Face directory, or tiny-hybrid [default: tiny].")
-    dtype: str = option("auto", "fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.")
-    device: str = option("auto", "Torch device, or auto: a GPU where there is one.")
-    temperature: float = option(0.0, "0 is greedy decoding.", min=0.0)
-    seed: int = option(0, "Seed of the sampling.", min=0, max=2**63 - 1)
+    model: str | None = _model(
+        None,
+        "Folder in Hugging Face layout, a Hub id such as Qwen/Qwen3-0.6B, or tiny-hybrid "
+        "[default: tiny, a demo model].",
+        metavar="DIR|HUB_ID",
+    )
+    dtype: str = _model(
+        "auto", "fp32, bf16, fp16, or auto: fp32 on a CPU, else as stored.", metavar="DTYPE"
+    )
+    device: str = _model(
+        "auto", "Torch device, or auto: a GPU where there is one.", metavar="DEVICE"
+    )
+    temperature: float = _sampling(0.0, "0 is greedy decoding.", min=0.0)
+    seed: int = _sampling(0, "Seed of the sampling.", min=0, max=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(ModelOptions):
     """What to continue and how, whatever the method."""
 
-    prompt_file: list[Path] = option(..., "UTF-8 text; - is standard input. Repeat it for a batch.")
-    max_new_tokens: int = option(128, "Stop after this many new tokens.", min=1, max=2**31 - 1)
-    min_new_tokens: int = option(0, "Do not stop before so many.", min=0)
-    top_k: int = option(0, "Keep the k best tokens; 0 keeps all.", min=0)
-    top_p: float = option(1.0, "Keep this much mass.", min=0.0, max=1.0)
-    min_p: float = option(0.0, "Drop tokens below this share of the best one's.", min=0.0, max=1.0)
-    eta_cutoff: float = option(
+    prompt: list[str] | None = _prompt(None, "Text to continue. Repeat it for a batch.")
+    prompt_file: list[Path] | None = _prompt(
+        None, "UTF-8 text; - is standard input. Repeat it for a batch."
+    )
+    prompt_tokens: int | None = _prompt(None, "Read only the first N tokens.", min=1)
+    last_tokens: int | None = _prompt(None, "Read only the last N tokens.", min=1)
+    chat: bool = _prompt(False, "The prompt is a user's message to a chat model.")
+    system: str | None = _prompt(None, "System message of --chat.")
+    max_new_tokens: int = _prompt(128, "Stop after this many new tokens.", min=1, max=2**31 - 1)
+    min_new_tokens: int = _prompt(0, "Do not stop before so many.", min=0)
+    stop: list[str] | None = _prompt(None, "Stop behind this text. Repeatable.")
+    top_k: int = _sampling(0, "Keep the N likeliest tokens; 0 keeps all.", min=0)
+    top_p: float = _sampling(
+        1.0, "Keep the likeliest tokens that have this probability together.", min=0.0, max=1.0
+    )
+    min_p: float = _sampling(
+        0.0, "Drop tokens less likely than this share of the likeliest.", min=0.0, max=1.0
+    )
+    eta_cutoff: float = _sampling(
         0.0, "Eta sampling's epsilon, such as 2e-4; 0 is off.", "--eta", min=0.0, max=1.0
     )
-    repetition_penalty: float = option(1.0, "Of tokens in the text already; 1 is none.", min=0.01)
-    penalty: float = option(1.0, "Of tokens in the last --penalty-window; 1 is none.", min=0.01)
-    penalty_window: int = option(1024, "Last tokens that --penalty looks at.", min=1)
-    prompt_tokens: int | None = option(None, "Read only the first N tokens of the file.", min=1)
-    last_tokens: int | None = option(None, "Read only the last N tokens of the file.", min=1)
-    chat: bool = option(False, "The prompt file is a user's message to a chat model.")
-    system: str | None = option(None, "System message of --chat.")
-    compile: Literal["auto", "on", "off"] = option(
-        "auto", "Passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
+    repetition_penalty: float = _sampling(
+        1.0, "Makes tokens that the text has already less likely; 1 is off.", min=0.01
     )
-    kv_dtype: Literal["int8", "fp8", "fp8_e5m2"] | None = option(
+    penalty: float = _sampling(
+        1.0, "The same for tokens among the last --penalty-window; 1 is off.", min=0.01
+    )
+    penalty_window: int = _sampling(1024, "How many of the last tokens --penalty looks at.", min=1)
+    compile: Literal["auto", "on", "off"] = _model(
+        "auto", "Run passes of few rows as kernel calls alone, on a CPU (docs/compiling.md)."
+    )
+    kv_dtype: Literal["int8", "fp8", "fp8_e5m2"] | None = _model(
         None, "Keep keys and values in 8 bits (docs/eight-bits.md)."
     )
-    quantize: Literal["int8", "int4", "fp8"] | None = option(
+    quantize: Literal["int8", "int4", "fp8"] | None = _model(
         None, "Round weights to 8 or 4 bits (docs/quantised.md)."
     )
-    trust_family: bool = option(False, "Do not compare a model of a tested family first.")
-    explain: bool = option(False, "Say by which figures the method decided.")
-    json_file: Path | None = option(
+    trust_family: bool = _model(
+        False, "Skip comparing a model of a tested family with its own attention."
+    )
+    explain: bool = _output(
+        False, "Say where the time went, and by which figures the method decided."
+    )
+    json_file: Path | None = _output(
         None, "Write tokens, text and statistics here; - is standard output.", "--json"
     )
+
+    @property
+    def unusual_sampling(self) -> list[str]:
+        """What is not as it is by default of that on which the text depends, in words."""
+        usual = {one.name: one.default for one in fields(self)}
+        given = {name: getattr(self, name) for name in SAMPLING}
+        return [f"{name} {x}".replace("_", " ") for name, x in given.items() if x != usual[name]]
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -116,11 +194,13 @@ class DecodingOptions(ModelOptions):
 class TrainingOptions:
     """A training run, whatever its method."""
 
-    target: Path = option(..., "Hugging Face directory with safetensors.")
+    target: str = option(..., "Folder in Hugging Face layout, or a Hub id.", metavar="DIR|HUB_ID")
     data: list[Path] = option(..., "Text or JSONL, files or folders; may be given several times.")
-    output: Path = option(..., "Folder of the checkpoints and the drafter.")
+    output: Path = option(..., "Folder of the checkpoints and the drafter.", metavar="DIR")
     eval_data: list[Path] | None = option(None, "Held-out text, for loss and acceptance length.")
-    drafter: Path | None = option(None, "Drafter to go on from [default: a new one].")
+    drafter: Path | None = option(
+        None, "Drafter to go on from [default: a new one].", metavar="DIR"
+    )
     resume: bool = option(False, "Go on from the last checkpoint in --output.")
     row_length: int | None = option(None, "Tokens of a row [default: the preset's].", min=8)
     batch_size: int | None = option(None, "Rows of a step [default: the preset's].", min=1)

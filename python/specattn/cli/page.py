@@ -66,10 +66,10 @@ def filled(name: str, **parts: Any) -> str:
 def _heading(facts: dict[str, Any]) -> str:
     """Return what was continued, by which model, how."""
     model, prompts = facts["model"], facts.get("prompts") or [facts["prompt"]]
-    read = (f"{one['tokens']} tokens of {one['file']}" for one in prompts)
+    read = (f"{one['tokens']} tokens of {Path(one['file']).name}" for one in prompts)
     kind = ", ".join(model[name] for name in ("model_type", "dtype", "device"))
     return notes(
-        f"{'; '.join(read)}, continued by {model['path']} ({kind})",
+        f"{'; '.join(read)}, continued by {model['name']} ({kind})",
         ", ".join(f"{name} {x}" for name, x in facts["sampling"].items() if x is not None),
         ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
     )
@@ -88,7 +88,7 @@ def _summary(runs: dict[str, Continuation]) -> str:
             "method": f'<a href="#m{number}">{in_html(method)}</a>',
             **figures(one, first),
             "KV cache": _bytes(one.statistics.cache_bytes),
-            "drafter's cache": _bytes(one.statistics.details.get("drafter_cache_bytes", 0)),
+            "drafters' caches": _bytes(one.statistics.drafter_cache_bytes),
             "peak memory": _bytes(one.peak_bytes),
         }
         for number, (method, one) in enumerate(runs.items())
@@ -157,7 +157,7 @@ def _coloured(
             parts[name] = parts.get(name, "") + piece
         spans += [_span(_css_class(name, authors), part, said) for name, part in parts.items()]
         begin += len(names)
-    name = notes(prompt.file) if len(session.prompts) > 1 else ""
+    name = notes(Path(prompt.file).name) if len(session.prompts) > 1 else ""
     return f'{name}<pre tabindex="0">{"".join(spans)}</pre>'
 
 

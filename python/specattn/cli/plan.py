@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specattn.cli.errors import one_of
 from specattn.cli.options import DTYPES, option, takes_options
-from specattn.cli.table import aligned
-from specattn.cli.terminal import write_line
+from specattn.cli.table import aligned, fitting
+from specattn.cli.terminal import preload, room, write_line
 
 if TYPE_CHECKING:
     from specattn.planning import Machine, Prediction, Workload
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 class PlanOptions:
     """A machine, a model and what it serves."""
 
-    shape: str = option("qwen3-8b", "Model: a known name, or a Hugging Face directory.")
+    shape: str = option(
+        "qwen3-8b", "Model: a known name, or a folder in Hugging Face layout.", metavar="NAME|DIR"
+    )
     gpu: str = option(
-        "h100", "Known name, or a file that run_kernels.py --json wrote.", "--gpu", "--machine"
+        "h100",
+        "Known name, or a file that run_kernels.py --json wrote.",
+        "--gpu",
+        "--machine",
+        metavar="NAME|FILE",
     )
     context: int = option(131072, "Cached tokens of each request.", min=1, max=2**31 - 1)
     batch: int = option(1, "Requests decoded together.", min=1, max=2**31 - 1)
@@ -39,6 +46,7 @@ def plan(options: PlanOptions) -> None:
 
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
+    preload("specattn.planning")
     from specattn import planning
 
     shorts = {full: short for short, full in DTYPES.items()}
@@ -97,7 +105,8 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
         }
         for one in found
     ]
-    for number, line in enumerate(aligned(rows, left=2)):
+    rows = fitting(rows, ("pays from", "round", "settings"), room(sys.stdout))
+    for number, line in enumerate(aligned(rows, left=1 + ("settings" in rows[0]))):
         write_line(line, "bold" if number < 2 else None)  # the names, and the fastest
     plain = next(one for one in found if one.method == "plain")
     for line in reasons(workload, found[0], plain):

@@ -8,14 +8,19 @@ from typing import Annotated
 import typer
 
 from specattn.cli.errors import naming
-from specattn.cli.terminal import status, write_line
+from specattn.cli.terminal import preload, status, write_line
 
 _KINDS = ("int4", "int8", "fp8")
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="Hugging Face directory, tiny or tiny-hybrid.")],
-    output: Annotated[Path, typer.Argument(help="New folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model: a folder, a Hub id, tiny or tiny-hybrid.", metavar="DIR|HUB_ID"
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(help="New folder.", metavar="DIR")],
     int4: Annotated[bool, typer.Option("--int4", help="Integers of 4 bits, in groups.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Integers of 8 bits, in groups.")] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="Floats of 8 bits (e4m3), by row.")] = False,
@@ -26,6 +31,7 @@ def quantize(
         wanted = ", ".join(f"--{kind}" for kind in _KINDS)
         got = " and ".join(f"--{kind}" for kind in kinds) or "none"
         raise ValueError(f"expected one of {wanted}, got {got}")
+    preload("specattn.decoding.model.store")
     from specattn.cli.loading import model_folder
     from specattn.decoding.model.store import store_rounded
 

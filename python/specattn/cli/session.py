@@ -129,11 +129,16 @@ class DecodingSession:
                 self.model = quantised(self.model, options.quantize)
         with status("comparing it with its own attention"):
             prove(self.model, trust_family=options.trust_family)
-        theirs = self.model.generation_config
-        self._stop_strings = theirs.stop_strings
-        kept = {name: getattr(theirs, name, None) for name in _OF_CHECKPOINT}
+        config = self.model.generation_config
+        self._stop_strings = config.stop_strings
+        kept = {name: getattr(config, name, None) for name in _OF_CHECKPOINT}
         with naming(f"--model: {self.checkpoint.folder}: generation_config.json"):
             _check_ends(self._stop_strings, kept)
+        if options.stop:
+            if not all(options.stop):
+                raise ValueError("--stop: expected text, got none")
+            theirs = self._stop_strings or []
+            self._stop_strings = [*([theirs] if isinstance(theirs, str) else theirs), *options.stop]
         self.model.generation_config = GenerationConfig(**kept)
         longest = max(len(prompt.tokens) for prompt in self.prompts) + options.max_new_tokens
         check_length(self.model.config, longest - 1)  # the last token is not read
@@ -144,10 +149,9 @@ class DecodingSession:
         """Return runs that have no tokens yet, one for each prompt, or the one saved at `path`."""
         model = {"model": str(self.checkpoint.folder), "dtype": str(self.model.dtype)}
         settings = model | self.options.sampling
-        if self.options.kv_dtype is not None:
-            settings["kv_dtype"] = self.options.kv_dtype
-        if self.options.quantize is not None:
-            settings["quantize"] = self.options.quantize
+        for name in ("kv_dtype", "quantize", "stop"):
+            if (value := getattr(self.options, name)) is not None:
+                settings[name] = value
         runs = [RunState(settings, prompt.tokens, path) for prompt in self.prompts]
         if path is not None and len(runs) > 1:
             raise ValueError(f"--state and --resume keep one text, got {len(runs)} prompts")
@@ -168,6 +172,11 @@ class DecodingSession:
         quiet: bool = False,
     ) -> Continuation:
         """Continue the prompts; unless `quiet`, print texts, in colours of `authors` if given."""
+        if self.checkpoint.is_demo and not quiet:
+            say(
+                "The model is a demo that has read Python code alone: of other text it makes "
+                "nonsense. --model takes yours."
+            )
         options, sampling = self.options, self.options.sampling
         done, wanted = len(runs[0].tokens), options.max_new_tokens
         total = sum(len(prompt.tokens) for prompt in self.prompts)

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specattn.cli.terminal import console, say
+from specattn.cli.terminal import console, room, say
 
 if TYPE_CHECKING:
     from specattn.cli.session import Continuation, DecodingSession
 
-_MEANINGS = {
-    "tokens/s": "tokens/s without prefill",
-    "speed-up": "speed-up over the first method",
-    "passes": "passes of the full target",
-    "per pass": "tokens per pass, bonus token included",
-    "accepted": "accepted of the drafted tokens",
-}
+_SPEED_UP = "speed-up"
+# In this order columns leave a table that is too wide.
+_SPARE = ("new", "passes", "prefill", "accepted", "per pass", "total")
 
 
 def figures(one: Continuation, first: Continuation | None) -> dict[str, str]:
     """Return the figures of a run by their names; its speed-up is over the `first`, if given."""
-    found, total = one.statistics, one.statistics.total
+    found = one.statistics.figures()
     base = 0.0 if first is None else first.statistics.tokens_per_second
-    return {
-        "tokens/s": f"{found.tokens_per_second:.1f}",
-        **({"speed-up": f"{found.tokens_per_second / base:.2f}"} if base else {}),
-        "new": f"{total.new_tokens}",
-        "passes": f"{found.passes}",
-        "per pass": f"{total.mean_acceptance_length:.2f}",
-        "accepted": f"{total.acceptance_rate:.0%}" if total.drafted else "-",
-        "prefill": f"{found.prefill_seconds:.2f} s",
-    }
+    if not base:
+        return found
+    speed = {"tokens/s": found.pop("tokens/s")}
+    return {**speed, _SPEED_UP: f"{one.statistics.tokens_per_second / base:.2f}", **found}
 
 
 def legend(names: Iterable[str]) -> str:
     """Return what figures of these names mean."""
-    return "; ".join(_MEANINGS[name] for name in names if name in _MEANINGS)
+    from specattn.decoding.text.statistics import MEANINGS
+
+    meanings = {**MEANINGS, _SPEED_UP: "of tokens/s over the first method"}
+    return "; ".join(f"{name}: {meanings[name]}" for name in names if name in meanings)
+
+
+def key_values(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each pair, the values below one another."""
+    known = list(pairs)
+    width = max((len(name) for name, _ in known), default=0)
+    return [f"{name:{width}}  {value}" for name, value in known]
+
+
+def fitting(
+    rows: Sequence[dict[str, str]], spare: Sequence[str], width: int
+) -> list[dict[str, str]]:
+    """Return rows without as many `spare` columns, in that order, as find no room in a line."""
+    kept = list(rows)
+    for name in spare:
+        if len(aligned(kept, left=0)[0]) <= width:
+            break
+        kept = [{key: value for key, value in row.items() if key != name} for row in kept]
+    return kept
 
 
 def aligned(rows: Sequence[dict[str, str]], left: int = 1) -> list[str]:
@@ -51,36 +65,38 @@ def aligned(rows: Sequence[dict[str, str]], left: int = 1) -> list[str]:
 
 
 def print_table(rows: Sequence[dict[str, str]]) -> None:
-    """Print rows under their names, which are bold."""
+    """Print rows under their names, which are bold; the last columns go where there is no room."""
+    rows = fitting(rows, [*reversed(rows[0])][:-1], room(sys.stderr))
     for number, line in enumerate(aligned(rows)):
         say(line, style=None if number else "bold")
 
 
 def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> None:
-    """Print a line for each run; details too with --explain, or of a run alone."""
+    """Print a line of figures for each run; with --explain where its time went, and why."""
     read = " + ".join(f"{len(prompt.tokens)}" for prompt in session.prompts)
     files = ", ".join(prompt.file.rpartition("/")[2] for prompt in session.prompts)
-    say(f"{read} prompt tokens of {files}")
+    say("; ".join([f"{read} prompt tokens of {files}", *session.options.unusual_sampling]))
     first = next(iter(runs.values())) if len(runs) > 1 else None
     rows = [figures(one, first) for one in runs.values()]
-    room = console.width - 2 - len(aligned(rows, left=0)[0])
+    wide = room(sys.stderr) - 2  # behind a name
+    left = wide - len(aligned(rows, left=0)[0])
     # A method whose options have no room is numbered, and spelled out below.
     names = [
-        method if len(method) <= room or ":" not in method else f"{method.partition(':')[0]} {n}"
+        method if len(method) <= left or ":" not in method else f"{method.partition(':')[0]} #{n}"
         for n, method in enumerate(runs, start=1)
     ]
+    rows = fitting(rows, _SPARE, wide - max(map(len, names)))
     print_table([{"method": name, **row} for name, row in zip(names, rows, strict=True)])
     for name, method in zip(names, runs, strict=True):
         if name != method:
-            say(f"{name}: {method}")
+            say(f"{name.rpartition(' ')[2]} is {method}")
     console.print(legend(rows[0]), style="dim")
-    explain = session.options.explain
+    if not session.options.explain:
+        return
     for name, (method, one) in zip(names, runs.items(), strict=True):
-        if explain or len(runs) == 1:
-            details = "; ".join(f"{label}: {value}" for label, value in _details(one).items())
-            console.print(f"{name}; {details}", markup=False)
-        if explain:
-            _print_explanations(one, method.partition(":")[0])
+        details = "; ".join(f"{label}: {value}" for label, value in _details(one).items())
+        console.print(f"{name}; {details}", markup=False)
+        _print_explanations(one, method.partition(":")[0])
 
 
 def _details(one: Continuation) -> dict[str, str]:
@@ -96,7 +112,9 @@ def _details(one: Continuation) -> dict[str, str]:
         "distinct 1, 2, 3, 4": " ".join(f"{min(each):.2g}" for each in varied),
     }
     if rates := found.total.position_rates:
-        details["% accepted at 1, 2, ..."] = " ".join(f"{100 * rate:.0f}" for rate in rates)
+        details["% of all rounds that accept at 1, 2, ..."] = " ".join(
+            f"{100 * rate:.0f}" for rate in rates
+        )
     own = {label: value for label, value in found.details.items() if value is not None}
     return details | {
         label: _detail(value) for label, value in own.items() if not isinstance(value, dict)

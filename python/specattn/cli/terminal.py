@@ -6,6 +6,7 @@ a terminal: they are shown as escapes, and only a file or a pipe gets a text as 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -16,12 +17,22 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment, Segments
 from rich.status import Status
 from rich.text import Text
 
+import specattn
 from specattn.cli.authors import Pieces
+from specattn.cli.errors import on_signals
 
 # Controls but newline and tab, what overrides the direction of text, and bytes that are no text.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -95,6 +106,28 @@ def status(line: str) -> Status:
     return console.status(Text(line))
 
 
+def preload(module: str) -> None:
+    """Import what takes seconds, and say so; a signal meanwhile ends the command at once.
+
+    An exception of a handler might be swallowed inside an import, and nothing is to be kept.
+    """
+    with status("starting: importing torch and what needs it") as line:
+
+        def end(number: int, *_: Any) -> None:
+            line.stop()
+            say("specattn: interrupted")
+            os._exit(128 + number)
+
+        with on_signals(end):
+            _ = specattn.__all__  # the package itself, before parts of it
+            importlib.import_module(module)
+
+
+def room(stream: TextIO) -> int:
+    """Return how many columns a stream has: those of the terminal, or that COLUMNS says."""
+    return console.width if stream.isatty() or "COLUMNS" in os.environ else sys.maxsize
+
+
 @contextmanager
 def libraries_escaped() -> Iterator[None]:
     """Escape what libraries warn of and log: transformers quotes strings of a checkpoint."""
@@ -114,10 +147,24 @@ def libraries_escaped() -> Iterator[None]:
         logging.setLogRecordFactory(record)
 
 
-def progress_bars(*, transient: bool = False) -> Progress:
-    """Return bars that have no task yet; `transient` ones vanish at the end."""
+class _Rate(ProgressColumn):
+    """How many of a unit a second."""
+
+    def __init__(self, unit: str):
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        """Return it, once it is known."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} {self.unit}/s")
+
+
+def progress_bars(unit: str | None = None, *, transient: bool = False) -> Progress:
+    """Return bars that have no task yet, with rates of a unit; `transient` ones vanish at last."""
     label = TextColumn("{task.description}", markup=False)
-    columns = (label, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    rates = () if unit is None else (_Rate(unit),)
+    columns = (label, BarColumn(), MofNCompleteColumn(), *rates, TimeRemainingColumn())
     # A text that is redirected stays so beside a bar.
     return Progress(*columns, console=console, transient=transient, redirect_stdout=False)
 
@@ -161,10 +208,10 @@ def streamed_text(
     """
     pieces = Pieces(tokenizer)
     text_is_seen = sys.stdout.isatty() and not quiet
-    progress = progress_bars(transient=True)
+    progress = progress_bars("tokens", transient=True)
     with progress if console.is_terminal else nullcontext():
-        prefill = progress.add_task("prefill", total=prompt_tokens)
-        decode = progress.add_task("decode", total=max_new_tokens, visible=False)
+        prefill = progress.add_task("reading the prompt", total=prompt_tokens)
+        decode = progress.add_task("decoding", total=max_new_tokens, visible=False)
 
         def on_prefill(done: int, total: int) -> None:
             progress.update(prefill, completed=done, total=total)

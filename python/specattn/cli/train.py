@@ -11,9 +11,10 @@ import typer
 
 from specattn.cli.errors import one_line_errors, one_of
 from specattn.cli.options import TrainingOptions, option, takes_options
+from specattn.cli.terminal import preload
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Train a drafter for a frozen target."
+    no_args_is_help=True, rich_markup_mode="rich", help="Train a drafter for a frozen target."
 )
 
 # What is not an option of ours is one of transformers' trainer, which has some hundred.
@@ -96,6 +97,7 @@ class MtpOptions(TrainingOptions):
 def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[Any], Any]) -> None:
     """Train by what `recipe` makes of the module `specattn.training`, or refuse the options."""
     with one_line_errors():
+        preload("specattn.training")
         from specattn import training
         from specattn.cli.training_run import TrainingRun
 

@@ -209,7 +209,7 @@ def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: lis
     paths = ", ".join(str(path.absolute()) for path in options.data)
     found = {
         "method": type(recipe).__name__,
-        "target": options.target.absolute(),
+        "target": Path(options.target).absolute(),
         "data": f"{paths} ({len(files)} files of {size} bytes)",
         **{
             name: getattr(options, name)

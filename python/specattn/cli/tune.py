@@ -10,12 +10,12 @@ import typer
 
 from specattn.cli.errors import Interrupted, one_line_errors
 from specattn.cli.options import ModelOptions, option, takes_options
-from specattn.cli.terminal import progress_bars, say
+from specattn.cli.terminal import preload, progress_bars, say
 
 if TYPE_CHECKING:
     from specattn.tuning import Tuner
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 SCHEMA = "specattn.tune.vegas/1"
 _LISTS = {"ratios": float, "gammas": int}
@@ -33,15 +33,19 @@ class TuningOptions(ModelOptions):
     prompts: list[Path] = option(..., "UTF-8 text, or a folder of such; may be repeated.")
     output: Path = option(..., "JSON file, whole after every measurement.")
     context: int | None = option(None, "Tokens of each prompt [default: the shortest's].", min=1)
-    ratios: str | None = option(None, "Shares of the cache, such as 0.03,0.07,0.2.")
-    gammas: str | None = option(None, "Drafted tokens, such as 2,4,6.")
+    ratios: str | None = option(
+        None, "Shares of the cache, such as 0.03,0.07,0.2.", metavar="X,X,..."
+    )
+    gammas: str | None = option(None, "Drafted tokens, such as 2,4,6.", metavar="N,N,...")
     large_gamma: int | None = option(None, "Drafted tokens of the first step [default: 12].")
     min_tokens: int | None = option(None, "Least tokens that a draft reads [default: 256].")
-    new_tokens: int = option(128, "Per request and run.")
+    new_tokens: int = option(128, "New tokens of each request and run.")
     repeats: int = option(2, "Timed runs of each candidate and batch.")
     batch: int = option(1, "Prompts decoded together.")
     resume: bool = option(False, "Keep what the output has.")
-    pictures: Path | None = option(None, "Draw the paper's figures 8 and 13 into this folder.")
+    pictures: Path | None = option(
+        None, "Draw the paper's figures 8 and 13 into this folder.", metavar="DIR"
+    )
 
 
 @app.command()
@@ -77,6 +81,7 @@ def vegas(options: TuningOptions) -> None:
 
 def _tuner(options: TuningOptions) -> Tuner:
     """Check everything that can be wrong, cheapest first, then load."""
+    preload("specattn.cli.loading")
     import torch
 
     from specattn.cli.loading import Checkpoint, read_text, versions

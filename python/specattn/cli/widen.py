@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,20 +10,32 @@ from typing import Annotated
 import typer
 
 from specattn.cli.errors import naming, one_of
-from specattn.cli.table import aligned
-from specattn.cli.terminal import write_line
+from specattn.cli.table import aligned, fitting
+from specattn.cli.terminal import preload, room, write_line
 
 _SIZES = "name", "layers", "hidden", "q_heads", "kv_heads", "head_dim", "intermediate", "vocab"
 
 
 def widen(
-    source: Annotated[Path, typer.Argument(help="Hugging Face directory, tiny or tiny-hybrid.")],
-    output: Annotated[Path, typer.Argument(help="New folder, of the model and its drafters.")],
-    like: Annotated[str, typer.Option(help="Whose sizes to come close to.")] = "qwen3-0.6b",
-    layers: Annotated[int | None, typer.Option(help="[default: as many]", min=1)] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Model: a folder, a Hub id, tiny or tiny-hybrid.", metavar="DIR|HUB_ID"
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="New folder, of the model and its drafters.", metavar="DIR")
+    ],
+    like: Annotated[
+        str, typer.Option(help="Whose sizes to come close to.", metavar="NAME")
+    ] = "qwen3-0.6b",
+    layers: Annotated[
+        int | None, typer.Option(help=r"Of the new model \[default: as many].", metavar="N", min=1)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.", metavar="DTYPE")] = "bfloat16",
 ) -> None:
     """Give a model and its drafters the sizes of a real one, without changing what they compute."""
+    preload("specattn.widening")
     import torch
     from transformers.utils import logging
 
@@ -46,7 +59,7 @@ def widen(
         | {"parameters": f"{shape.weights_stored() / 1e6:.0f} M"}
         for shape in (ModelShape.from_config(output), real)
     ]
-    write_line("\n".join(aligned(rows)))
+    write_line("\n".join(aligned(fitting(rows, _SIZES[::-1][:-1], room(sys.stdout)))))
     size = sum(file.stat().st_size for file in output.rglob("*.safetensors"))
     write_line(f"{output}: {size / 1e9:.2f} GB, with drafters: {', '.join(found.trees) or 'none'}")
     trees = ", ".join(f"{count} of {name}" for name, count in found.trees.items())

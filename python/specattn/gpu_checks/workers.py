@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from typing import Any, NamedTuple
 
-from specattn.cli.gpu_cases import CASES, Case, Verdict, check
+from specattn.gpu_checks.cases import CASES, Case, Verdict, check
 
 
 class Job(NamedTuple):

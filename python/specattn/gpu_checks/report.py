@@ -1,0 +1,81 @@
+"""The checks of `specattn gpu-check` as lines of a report, and what is recorded of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+
+import specattn
+from specattn import gpu_record
+from specattn.gpu_checks import times, workers
+from specattn.gpu_checks.cases import Verdict
+
+_WORKERS = 8  # processes that compile at once
+
+
+def note(found: list[Verdict], capability: tuple[int, int]) -> str:
+    """Record the backends of which something is right, and nothing wrong; return a line of it."""
+    right = {verdict.backend for verdict in found if verdict.state == "right"}
+    passed = right - {verdict.backend for verdict in wrong(found)}
+    gpu_record.note_passed(passed, capability)
+    return f"Recorded in {gpu_record.path()}: {', '.join(sorted(passed)) or 'none'}"
+
+
+def wrong(found: list[Verdict]) -> list[Verdict]:
+    """Return those that are neither right nor declined."""
+    return [verdict for verdict in found if verdict.state not in ("right", "declined")]
+
+
+def on_gpus(device: int) -> list[str]:
+    """Return what is to be checked: backends for GPUs that are available, and Gluon's kernel."""
+    from specattn.backends.select import BACKENDS
+
+    states = specattn.backends()
+    names = [
+        name
+        for name, backend in BACKENDS.items()
+        if "cuda" in backend.devices and not backend.slow and states[name] == "available"
+    ]
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
+    return [*names, *(["gluon"] if "triton" in names and hopper else [])]
+
+
+def checked(
+    device: int, only: str | None, budget: int, write: Callable[[str], None]
+) -> list[Verdict]:
+    """Check all jobs, write each that is not right as it comes, and how many were what."""
+    backends = on_gpus(device)
+    if not backends:
+        write("No backend for GPUs is available: install triton (and CuPy).")
+        return []
+    jobs, start = workers.jobs(backends, only), time.monotonic()
+    found = []
+    for verdict in workers.verdicts(jobs, device, min(_WORKERS, os.cpu_count() or 1), budget):
+        found.append(verdict)
+        if verdict.state != "right":
+            write(f"{verdict.state.upper():8} {verdict.backend}: {verdict.case}: {verdict.said}")
+    for name in backends:
+        counts = Counter(verdict.state for verdict in found if verdict.backend == name)
+        write(f"{name}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
+    write(f"{len(found)} checks in {time.monotonic() - start:.0f} s")
+    return found
+
+
+def timed(device: int, found: list[Verdict]) -> Iterator[str]:
+    """Yield a table of times: of what is right, and of other libraries."""
+    torch.cuda.set_device(device)
+    served = {verdict.backend for verdict in found if verdict.state == "right"}
+    shape = f"{times.Q_HEADS} heads over {times.KV_HEADS}, D {times.D}, bf16"
+    yield f"A chain of T rows over {times.KEYS} keys, one request, {shape}:"
+    for row in times.times([name for name in on_gpus(device) if name in served]):
+        if row.seconds is None:
+            yield f"  T={row.rows:<3} {row.name:30} not measured: {row.said}"
+            continue
+        rate = f"{row.seconds * 1e6:8.1f} us {row.bytes / row.seconds / 1e9:6.0f} GB/s"
+        yield f"  T={row.rows:<3} {row.name:30} {rate}  {row.said}"
+    for name, why in times.absent().items():
+        yield f"  {name} takes no part: {why}"

@@ -99,6 +99,39 @@ def test_texts_are_shown_as_they_are_and_coloured_by_what_was_accepted(written, 
     assert hostile.name in re.sub("&lt;", "<", re.sub("&gt;", ">", re.sub("&amp;", "&", page)))
 
 
+def test_nothing_is_cut_on_1200_pixels(written):
+    """No browser is needed: tables scroll where they do not fit, and what is long may break."""
+    page, _ = written
+    elements = Elements(page)
+    tables = [n for n, (tag, _) in enumerate(elements.tags) if tag == "table"]
+    assert tables
+    assert all(elements.tags[n - 1] == ("div", {"class": "wide", "tabindex": "0"}) for n in tables)
+    style = page[page.index("<style>") : page.index("</style>")]
+    rules = dict(re.findall(r"^([^{}@]+?) \{ (.*?)(?:\}|$)", style, re.MULTILINE))
+    width = int(re.search(r"max-width: (\d+)rem", rules["body"])[1])
+    assert 16 * width <= 1200
+    assert "white-space: normal" in rules["th"]
+    assert "overflow-wrap: anywhere" in rules["td:first-child"]
+    # Digits and capitals are at most 0.65em wide; cells have 12 pixels beside them.
+    summary = re.search(r"<tbody>(.*?)</tbody>", page, re.DOTALL)[1]
+    heads = re.findall(r"<th>(.*?)</th>", page[: page.index("<tbody>")])
+    for row in re.findall("<tr>(.*?)</tr>", summary):
+        cells = re.findall("<td>([^<]*)</td>", row)
+        words = [max(map(len, head.split())) for head in heads[1:]]
+        needed = 8 * 16 + sum(
+            12 + max(0.65 * 16 * len(cell), 0.65 * 14 * word)
+            for cell, word in zip(cells, words, strict=True)
+        )
+        assert needed <= 16 * width - 32
+
+
+def test_no_folder_of_the_user_is_on_the_page(written, hostile):
+    page, content = written
+    assert str(hostile.parent) not in page.replace("&lt;", "<").replace("&gt;", ">")
+    assert content["model"]["path"] not in page
+    assert f"continued by {content['model']['name']} (" in page
+
+
 def test_figures_are_those_of_json(written):
     page, runs = written
     for run in runs["runs"]:

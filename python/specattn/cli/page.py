@@ -144,6 +144,8 @@ def _coloured(
 ) -> str:
     """Return a text behind the end of its prompt, every round's tokens in their colours."""
     before = session.tokenizer.decode(prompt.tokens[-_SHOWN:], skip_special_tokens=True)
+    if len(prompt.tokens) > _SHOWN:  # it may begin inside a word
+        before = "\N{HORIZONTAL ELLIPSIS} " + before.split(maxsplit=1)[-1]
     pieces = session.pieces(text)
     earlier, pieces = pieces[: text.resumed_at], pieces[text.resumed_at :]
     spans = [_span("prompt", before, "the prompt's end"), _span("earlier", "".join(earlier))]

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from specattn import cli
+from specattn.cli import terminal
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 GET_COMMAND = typer.main.get_command
@@ -74,6 +75,17 @@ def _proofs(monkeypatch, tmp_path_factory):
 def specattn(monkeypatch, capfd):
     """Run the command; return exit code, standard output and standard error."""
     return lambda *arguments: (start(monkeypatch, *arguments), *capfd.readouterr())
+
+
+@pytest.fixture
+def columns(monkeypatch, specattn):
+    """Let a stream be a terminal of so many columns."""
+
+    def let(stream, width):
+        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+        monkeypatch.setattr(terminal.console, "_width", width)
+
+    return let
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from specattn.reference import add_gumbel_noise
 from transformers import AutoModelForCausalLM
 
 from specattn import cli
-from specattn.cli import run_state, terminal
+from specattn.cli import run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain, generate
 from specattn.planning import MODELS, ModelShape
@@ -38,9 +38,9 @@ def with_fourth_token(token, before=None):
     return parted
 
 
-def test_every_method_has_a_line_and_options_of_its_own(specattn, prompt, drafter, monkeypatch):
+def test_every_method_has_a_line_and_options_of_its_own(specattn, prompt, drafter, columns):
     """On 80 columns; nothing is cut."""
-    monkeypatch.setenv("COLUMNS", "80")
+    columns("stderr", 80)
     methods = (
         "plain,vegas,vegas:switch=false,streaming,quest,specextend,longspec:widths=[2,2,2],poss,"
         f"medusa,prompt_lookup,token_recycling:nodes=40,depth=4,longspec:gamma=3,drafter={drafter}"
@@ -62,25 +62,31 @@ def test_every_method_has_a_line_and_options_of_its_own(specattn, prompt, drafte
     assert "draft/target/accept" not in said
 
 
-def test_a_narrow_table_leaves_columns_out(specattn, prompt, monkeypatch):
-    """No line of it is broken; speed-ups stand beside the seconds of the whole run."""
+def test_a_narrow_table_leaves_columns_out(specattn, prompt, columns, monkeypatch):
+    """No line of it is broken; speed-ups stand beside the seconds of the whole run.
+
+    A file gets all of them: COLUMNS may be what pytest itself exported.
+    """
     given = ("compare", "--prompt-file", prompt, "--max-new-tokens", 6)
     methods = ("--methods", "plain,suffix,vegas:gamma=4,ratio=0.5")
     heads = {}
-    for width in (45, 60, 200):
-        monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("COLUMNS", "45")
+    for width in (None, 45, 60, 200):
+        if width:
+            columns("stderr", width)
         code, _, said = specattn(*given, *methods)
         assert code == 0
         table = said[said.index("method ") :].splitlines()[:4]
         assert len({len(line) for line in table}) == 1
-        assert len(table[0]) <= width
+        assert len(table[0]) <= (width or 200)
         heads[width] = table[0].split()
-        assert said.count("\n#3 is vegas:gamma=4,ratio=0.5\n") == (width < 200)
+        assert said.count("\n#3 is vegas:gamma=4,ratio=0.5\n") == (width in (45, 60))
         for name in heads[width]:
             assert f"{name}: " in said or name in ("method", "per", "pass", "speed-up")
     assert heads[45] == ["method", "tokens/s", "speed-up", "total"]
     assert heads[60] == [*heads[45], "per", "pass", "accepted"]
     assert heads[200] == [*heads[45], "new", "passes", "per", "pass", "accepted", "prefill"]
+    assert heads[None] == heads[200]
 
 
 def test_the_total_is_the_time_of_prompt_and_text(written):
@@ -123,9 +129,9 @@ def test_the_option_that_is_wrong_is_named(refused, prompt, option):
     refused(reason, "compare", "--prompt-file", prompt, option, "plain,vegas:gamma=0")
 
 
-def test_the_demo_is_a_comparison(specattn, prompt, refused, monkeypatch):
+def test_the_demo_is_a_comparison(specattn, prompt, refused, columns):
     """Of one text, shown once, with a line for each method, by its name where nothing has room."""
-    monkeypatch.setattr(terminal.console, "width", 40)
+    columns("stderr", 40)
     code, text, said = specattn("demo", prompt, "--max-new-tokens", 4)
     assert code == 0
     assert text.endswith("specattn generate -h\n")

@@ -170,6 +170,22 @@ def test_an_engine_is_itself(held):
     assert "12 same, 0 near-tie, 0 different" in said
 
 
+def test_a_narrow_terminal_gets_fewer_columns(specattn, columns):
+    heads = {
+        200: "prompt verdict parts at tokens why",
+        80: "prompt verdict parts at tokens",
+        40: "prompt verdict tokens",
+    }
+    with engine(Model(1e-3)) as plain, engine(Gullible(1e-3, 1)) as drafting:
+        for width, head in heads.items():
+            columns("stdout", width)
+            code, text, _ = specattn("conform", plain, drafting)
+            assert code == 1
+            names, *rows = text.splitlines()
+            assert " ".join(names.split()) == head
+            assert len(rows) == 12
+
+
 def test_without_log_probabilities_texts_are_compared_alone(held):
     code, report, said = held(engine(Model()), engine(Model(), lists=False))
     assert (code, report["counts"]["same"]) == (0, 12)

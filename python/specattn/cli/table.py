@@ -57,7 +57,7 @@ def aligned(rows: Sequence[dict[str, str]], left: int = 1) -> list[str]:
     """Return a line of names and one for each row, `left` columns on the left; nothing is cut."""
     table = [[*rows[0]], *([*row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    sides = "<" * left + ">" * (len(widths) - left)
+    sides = ["<" if n < left else ">" for n in range(len(widths))]
     return [
         "  ".join(f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True))
         for row in table

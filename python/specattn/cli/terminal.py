@@ -124,8 +124,11 @@ def preload(module: str) -> None:
 
 
 def room(stream: TextIO) -> int:
-    """Return how many columns a stream has: those of the terminal, or that COLUMNS says."""
-    return console.width if stream.isatty() or "COLUMNS" in os.environ else sys.maxsize
+    """Return how many columns a stream has: a terminal's, and no end of them in a file or a pipe.
+
+    COLUMNS alone makes no terminal: programs with readline, such as pytest, export it unasked.
+    """
+    return console.width if stream.isatty() else sys.maxsize
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType, CommonAttentionMetadata
@@ -12,9 +12,6 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 
 import specattn.ops  # noqa: F401 - defines the operators
 from specattn.backends.select import chosen
-
-if TYPE_CHECKING:
-    from .selections import Selections
 
 
 @dataclass
@@ -118,6 +115,16 @@ def cache_of(layer: Any, kv_cache: torch.Tensor, kv_cache_dtype: str) -> Cache:
     return Cache(numbers[:, :, 0], numbers[:, :, 1], scale[:, :, 0], scale[:, :, 1])
 
 
+class Scoring(Protocol):
+    """Whoever attends in a layer's place, to learn which tokens score highest."""
+
+    def wants(self, batch: Batch) -> bool:
+        """Return whether this step is theirs."""
+
+    def attend(self, layer: SpecattnAttention, q, cache: Cache, batch: Batch, out) -> None:
+        """Attend as the layer does."""
+
+
 class SpecattnAttention(AttentionImpl):
     """vLLM's attention of a layer, computed by specattn; parameters as vLLM's own.
 
@@ -148,7 +155,7 @@ class SpecattnAttention(AttentionImpl):
             "softcap": logits_soft_cap or 0.0,
             "sinks": sinks,
         }
-        self.selections: Selections | None = None
+        self.selections: Scoring | None = None
         self._lse: torch.Tensor | None = None
         self._views: tuple[int, Cache] | None = None
 

@@ -6,27 +6,25 @@ import torch
 from hypothesis import strategies as st
 
 from tests.cases import restride
+from tests.engine_layouts import LAYOUTS, memory, views
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(repr=False)
 class Write:
-    """Arguments of `write_kv`; the caches are views of `room`."""
+    """Arguments of `write_kv`; the caches are views of `room`, in one of `LAYOUTS`."""
 
     k: torch.Tensor
     v: torch.Tensor
     slots: torch.Tensor
     room: torch.Tensor
     layout: str
+    shape: tuple[int, ...]
 
     def caches(self):
         """Return k_cache and v_cache, each [pages, page_size, Hk, D]."""
-        if self.layout == "heads first":  # [2, pages, Hk, page_size, D]
-            return self.room.transpose(2, 3).unbind(0)
-        if self.layout == "interleaved":  # [pages, 2, page_size, Hk, D]
-            return self.room.unbind(1)
-        return self.room.unbind(0)
+        return views(self.layout, self.room, self.shape)
 
     def arguments(self):
         """Return the arguments by name."""
@@ -51,7 +49,7 @@ class Write:
 
 
 def make_write(
-    tokens=(5,), pages=4, page_size=3, heads=2, head_dim=8, *, layout="pages", strided=False,
+    tokens=(5,), pages=4, page_size=3, heads=2, head_dim=8, *, layout="SPNHC", strided=False,
     dtype=torch.float32, cache_dtype=None, slots_dtype=torch.int64, skipped=0.3, scale=1.0, seed=0,
 ):  # fmt: skip
     """Return a write of `tokens` (or of [B, T]) to different slots, of which some are negative."""
@@ -60,17 +58,16 @@ def make_write(
     def normal(*shape):
         return torch.randn(*shape, generator=generator) * scale
 
-    order = {"pages": (page_size, heads), "heads first": (heads, page_size)}
-    inner = (*order.get(layout, (page_size, heads)), head_dim)
-    outer = (pages, 2) if layout == "interleaved" else (2, pages)
+    shape = (pages, page_size, heads, head_dim)
     k, v = (normal(*tokens, heads, head_dim).to(dtype) for _ in range(2))
     if strided:
         k, v = restride(k), restride(v)
     slots = torch.randperm(pages * page_size, generator=generator)[: k[..., 0, 0].numel()]
     dropped = torch.rand(slots.shape, generator=generator) < skipped
     slots = torch.where(dropped, -1 - slots, slots).view(tokens).to(slots_dtype)
-    room = normal(*outer, *inner).to(cache_dtype or dtype)
-    return Write(k, v, slots, room, layout)
+    room = memory(layout, shape, cache_dtype or dtype)
+    room = normal(*room.shape).to(room.dtype)
+    return Write(k, v, slots, room, layout, shape)
 
 
 @st.composite
@@ -84,7 +81,7 @@ def writes(draw, dtypes=DTYPES):
         page_size,
         heads=draw(st.sampled_from([1, 2, 5])),
         head_dim=draw(st.sampled_from([1, 8, 20, 64, 128])),
-        layout=draw(st.sampled_from(["pages", "heads first", "interleaved"])),
+        layout=draw(st.sampled_from(LAYOUTS)),
         strided=draw(st.booleans()),
         dtype=draw(st.sampled_from(dtypes)),
         cache_dtype=draw(st.sampled_from(dtypes)),

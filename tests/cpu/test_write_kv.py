@@ -25,7 +25,7 @@ def test_is_plain_indexing(isa, write):
     assert_same(written(write), expected)
 
 
-@pytest.mark.parametrize("layout", ["pages", "heads first"])
+@pytest.mark.parametrize("layout", ["SPNHC", "SPHNC"])
 def test_many_tokens_on_several_threads(isa, layout, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     write = make_write((3, 333), 70, 16, heads=4, head_dim=64, layout=layout)

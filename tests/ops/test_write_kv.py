@@ -18,7 +18,7 @@ def test_is_plain_indexing(write):
 
 @pytest.mark.parametrize("tokens", [(5,), (2, 3)])
 def test_a_compiled_call_writes_the_caches_it_is_given(tokens, fresh_compiler):
-    write = make_write(tokens, layout="heads first")
+    write = make_write(tokens, layout="SPHNC")
     expected = write.expected()
     compiled = torch.compile(specattn.write_kv, fullgraph=True, backend="aot_eager")
     compiled(**write.arguments())

@@ -7,7 +7,8 @@ from functools import cached_property, partial
 import torch
 from tests.cases import make_problem
 from tests.eight_bits import meant, quantise
-from tests.latents import make_latents
+from tests.engine_layouts import in_engine
+from tests.latents import make_latents, quantise_latents
 
 from .types import DTYPES, EIGHT_BITS
 
@@ -38,7 +39,7 @@ class Case:
     multiprocessors: int = 132
     block_m: int | None = None  # rows of a tile, if not as `_configs` says
     hopper: bool | None = None  # whether the Hopper kernel may serve it; else from 17 rows on
-    layout: str = "pages"  # of the cache that is written
+    layout: str = "SPNHC"  # of pages that are read or written: one of tests.engine_layouts
     cache_dtype: str | None = None  # of that cache, if not dtype
     stored: str | None = None  # what 8 bits the cache that is read holds
     scales: str = "tokens"  # of those: what `tests.eight_bits` calls its forms
@@ -90,14 +91,18 @@ class Case:
             dtype=DTYPES[self.dtype],
             tree_in_cache=self.tree == "in_cache",
         )
+        scales = {}
         if self.stored:
-            return quantise(problem, EIGHT_BITS[self.stored], self.scales)
+            stored = quantise_latents if self.v_dim else quantise
+            problem, scales = stored(problem, EIGHT_BITS[self.stored], self.scales)
+        if self.layout != Case.layout:
+            problem = in_engine(problem, self.layout)
         if self.far == "pages":
             pages = far(problem.k_pages, 0), far(problem.v_pages, 0)
             problem = replace(problem, k_pages=pages[0], v_pages=pages[1])
         elif self.far == "rows":
             problem = replace(problem, q=far(problem.q, 1))
-        return without_first(problem) if self.first_unused else problem, {}
+        return without_first(problem) if self.first_unused else problem, scales
 
     @property
     def cache(self):

@@ -8,6 +8,8 @@ does.
 
 import itertools
 
+from tests.engine_layouts import LATENT_LAYOUTS, LAYOUTS
+
 from .case import Case
 from .types import DTYPES, EIGHT_BITS
 
@@ -90,6 +92,29 @@ LATENTS = [
     Case("merge_states", head_dim=512, lengths=(1,), rows=3),
 ]
 
+# Engines' memory: every order of axes, by each kernel; 8 bits with one scale; latents.
+PAGES = {"lengths": (90, 9), "paged": True}
+ONE_SCALE = {**PAGES, "stored": "e4m3", "scales": "number"}
+ENGINES = [
+    *(Case("hybrid", **PAGES, layout=order) for order in LAYOUTS),
+    *(
+        Case("hybrid", rows=16, **PAGES, kv_heads=1, page_size=64, layout=order)
+        for order in ("SPHNC", "PSNHC", "PSHLNC", "P|SNHC", "LPNHSC", "LHPNSC")
+    ),
+    Case("hybrid", **PAGES, page_size=1),
+    Case("hybrid", **ONE_SCALE, layout="PSNHC"),
+    Case("gather", "fp16", **ONE_SCALE, layout="LPNHSC"),
+    Case("scores", **PAGES, layout="PSHNC"),
+    Case("importance", **PAGES, layout="PHLNSC"),
+    Case(
+        "ragged hybrid", rows=33, ragged=(1, 33), **PAGES, tree="in_cache", kv_heads=1,
+        layout="SPHNC",
+    ),
+    *(Case("hybrid", **LATENT, group=16, **PAGES, layout=order) for order in LATENT_LAYOUTS),
+    Case("hybrid", **LATENT, group=16, **ONE_SCALE, layout="PNHC"),
+    *(Case("write", head_dim=80, layout=order) for order in LAYOUTS),
+]  # fmt: skip
+
 # Heads of which Triton 3.6 miscompiles larger tiles than `_configs` lets it have.
 SMALL = [
     Case(op, head_dim=D, rows=rows, group=group, kv_heads=1, lengths=(90,), hopper=False)
@@ -109,10 +134,11 @@ QUICK = [
     Case("importance", head_dim=80, paged=True),
     Case("select"),
     Case("merge_states", rows=3),
-    Case("write", "fp32", head_dim=80, layout="heads first", cache_dtype="bf16"),
+    Case("write", "fp32", head_dim=80, layout="SPHNC", cache_dtype="bf16"),
     Case("gumbel"),
     *EIGHT[:2],
     LATENTS[0],
+    ENGINES[3],
 ]
 
 # 16-bit and float32, mma.sync and wgmma (64 rows), padded D, every feature.
@@ -121,6 +147,7 @@ SELECTED = [
     *EIGHT[2:],
     *LATENTS[1:],
     *SMALL[:6],
+    *(case for case in ENGINES if case not in QUICK),
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
     Case("hybrid", rows=16, head_dim=128, paged=True, softcap=2.0),
@@ -199,7 +226,7 @@ def _all():
         yield Case("logits", **size, paged=True, window=60)
     for dtype, to in itertools.product(DTYPES, DTYPES):
         yield Case("write", dtype, cache_dtype=to)
-        yield Case("write", dtype, rows=6, head_dim=80, layout="interleaved", cache_dtype=to)
+        yield Case("write", dtype, rows=6, head_dim=80, layout="PSNHC", cache_dtype=to)
     for stored, scales in itertools.product(EIGHT_BITS, ("tokens", "heads", "none")):
         size = {"lengths": (200, 70), "kv_heads": 1, "stored": stored, "scales": scales}
         yield Case("hybrid", **size)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from tests.cases import make_problem
+from tests.engine_layouts import LAYOUTS
 
 import specattn
 from specattn.backends.cuda import build
@@ -57,6 +58,9 @@ SELECTED = [
     Case("ragged logits", rows=9, lengths=(70, 9), ragged=(9, 3), window=3),
     Case("ragged scores", lengths=(200, 9, 0), ragged=(1, 6, 0)),
     Case("ragged gather", "fp16", lengths=(200, 9, 0), ragged=(2, 3, 0), head_dim=80),
+    *(Case("hybrid", lengths=(90, 9), paged=True, layout=order) for order in LAYOUTS),
+    Case("scores", lengths=(90, 9), paged=True, layout="PSHNC"),
+    Case("gather", lengths=(90, 9), paged=True, layout="LPNHSC"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,9 @@
 """Ragged queries in the emulator: the cases whose requests differ in rows."""
 
+from dataclasses import replace
+
 import torch
+from tests.engine_layouts import in_engine
 from tests.ragged import lists_of, make_ragged
 
 import specattn
@@ -29,7 +32,7 @@ def _arguments(case, batch):
 
 
 def _batch(case, dtype):
-    return make_ragged(
+    batch = make_ragged(
         case.ragged,
         case.lengths,
         parents="chain" if case.tree == "chain" else None,
@@ -40,6 +43,9 @@ def _batch(case, dtype):
         dtype=dtype,
         tree_in_cache=case.tree == "in_cache",
     )
+    if case.layout == type(case).layout:
+        return batch
+    return replace(batch, whole=in_engine(batch.whole, case.layout))
 
 
 def call_of(case, dtype):

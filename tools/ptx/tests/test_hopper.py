@@ -1,8 +1,11 @@
 """The Hopper kernel in the emulator: what it serves at random, and what it leaves to the other."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+
+from tests.engine_layouts import LAYOUTS, memory, views
 
 from . import checks, hopper_cases
 from .case import Case
@@ -36,3 +39,18 @@ def test_a_mistake_in_the_kernel_is_caught_by_a_quick_case(compiler_process, nam
     if hopper_cases.is_left(hopper_cases.PLANTED[name][2]):
         pytest.skip("this Triton leaves the case to the split kernel")
     assert compiler_process(hopper_cases.planted, name) != "nothing"
+
+
+def in_pieces(order):
+    """Return whether TMA reads the pages of an engine's memory, of which each side is a matrix."""
+    from specattn.triton_kernels._hopper import matrix_of
+
+    shape = (9, 64, 2, 128)
+    room = memory(order, shape, torch.bfloat16)
+    return all(matrix_of(side) is not None for side in views(order, room, shape))
+
+
+@pytest.mark.parametrize("order", LAYOUTS)
+def test_pages_of_engines_are_read_by_tma(compiler_process, order):
+    """But padded ones, which do not lie a number of rows apart: these are copied row by row."""
+    assert compiler_process(in_pieces, order) == ("|" not in order)

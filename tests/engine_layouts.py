@@ -22,15 +22,16 @@ _PADDING = 64  # bytes behind a page
 def memory(order, shape, dtype):
     """Return an engine's memory for pages of `shape` [pages, page_size, Hk, D], NaN or 127."""
     outer, inner = _sizes(order, shape)
-    padding = _PADDING // dtype.itemsize if outer else 0
     poison = torch.nan if dtype.is_floating_point else 127.0
-    return torch.full((*outer, math.prod(inner) + padding), poison).to(dtype)
+    if outer:
+        inner = (math.prod(inner) + _PADDING // dtype.itemsize,)
+    return torch.full((*outer, *inner), poison).to(dtype)
 
 
 def views(order, room, shape):
     """Return keys and values [pages, page_size, Hk, D] of one layer, as views of `memory`."""
-    inner = _sizes(order, shape)[1]
-    rows = room[..., : math.prod(inner)].unflatten(-1, inner)
+    outer, inner = _sizes(order, shape)
+    rows = room[..., : math.prod(inner)].unflatten(-1, inner) if outer else room
     axes = order.replace("|", "")
     rows = rows.permute([axes.index(axis) for axis in "LSPNHC" if axis in axes])
     rows = rows[_LAYER] if "L" in axes else rows

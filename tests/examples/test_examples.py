@@ -16,7 +16,7 @@ from tests import HANGS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-NAMES = ("engine", "custom_method", "hf_generate", "merge_with_flashinfer")
+NAMES = ("engine", "engine_layouts", "custom_method", "hf_generate", "merge_with_flashinfer")
 RUN_EACH = """
 import os, runpy, sys
 import torch, transformers  # once for all: importing them takes longest
@@ -71,6 +71,14 @@ def test_drafts_of_the_engine_are_accepted():
             taken[drafts] = taken.get(drafts, 0) + 1
         assert torch.equal(request.text[:72], model.greedy(prompt, 72))
     assert taken[True] < 0.9 * taken[False]
+
+
+def test_layouts_of_engines(run):
+    """What is stored in 8 bits differs from what was given, in the third digit."""
+    found = [line.rsplit(maxsplit=1) for line in run("engine_layouts").splitlines()]
+    assert len(found) == 7
+    for name, difference in found:
+        assert float(difference) < (0.1 if "fp8" in name else 1e-5), name
 
 
 def test_custom_method(run):

@@ -10,11 +10,11 @@ import specattn
 
 PAGES, PAGE, Q_HEADS, HEADS, D, LATENT, ROPE = 12, 16, 8, 2, 64, 512, 64
 VIEWS = {
-    "vLLM, FlashAttention [2, pages, page, Hk, D]": (
+    "older vLLM, FlashAttention [2, pages, page, Hk, D]": (
         torch.zeros(2, PAGES, PAGE, HEADS, D),
         lambda cache: cache.unbind(0),
     ),
-    "vLLM, FlashInfer [pages, 2, page, Hk, D]": (
+    "older vLLM, FlashInfer [pages, 2, page, Hk, D]": (
         torch.zeros(PAGES, 2, PAGE, HEADS, D),
         lambda cache: cache.unbind(1),
     ),
@@ -66,7 +66,7 @@ def difference(cache, view):
 def main():
     """Attend over every layout, and say how far it is from the same over contiguous keys."""
     for name, (cache, view) in VIEWS.items():
-        print(f"{name:50} {difference(cache, view):.0e}")
+        print(f"{name:52} {difference(cache, view):.0e}")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,25 @@ def h100() -> str:
     return markdown(("primitive", "T", *header), rows)
 
 
+@table("h100-chains")
+def h100_chains() -> str:
+    """Return times of chains on an H100 and FlashAttention 3's and SDPA's, the best form of each."""
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for one in read("h100/chains.jsonl"):
+        own, times = one["time"]["median"], {}
+        for name, peer in one["peers"].items():
+            family = name.split(",")[0].split(" gqa")[0]
+            times[family] = min(peer["median"], times.get(family, peer["median"]))
+        cell = " / ".join(f"{time * 1e6:.3g}" for time in (own, times["flash-attn 3"]))
+        cell = f"**{cell}**" if own > times["flash-attn 3"] else cell
+        cell += f" ({times['sdpa'] * 1e6:.3g})" if "sdpa" in times else ""
+        found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
+    rows = sorted({count for cells in found.values() for count in cells})
+    header = ("B, keys", *(f"T={count}" for count in rows))
+    lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
+    return markdown(header, lines)
+
+
 @table("h100-passes")
 def h100_passes() -> str:
     """Return what passes of two models cost on an H100."""

@@ -81,7 +81,7 @@ def h100() -> str:
 
 @table("h100-chains")
 def h100_chains() -> str:
-    """Return times of chains on an H100 and FlashAttention 3's and SDPA's, the best form of each."""
+    """Return times of chains on an H100, beside the best of FlashAttention 3 and of SDPA."""
     found: dict[tuple[int, int], dict[int, str]] = {}
     for one in read("h100/chains.jsonl"):
         own, times = one["time"]["median"], {}

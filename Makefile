@@ -83,10 +83,10 @@ test-gpu-code:
 	$(MAKE) test-cuda
 	$(VENV)/cuda/bin/python -m tools.ptx.executed cuda
 
-## The kernels as an older Triton compiles them, executed in the emulator (tools/ptx). Tests that compile nothing are left out.
+## The kernels as an older Triton compiles them: what they cost, and executed in the emulator (tools/ptx). Tests that compile nothing are left out.
 test-triton36: $(VENV)/triton36/.done
 	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m "not slow" \
-	    $$(grep -l compiler_process tools/ptx/tests/test_*.py) $(ARGS)
+	    tests/triton_kernels/test_compile.py $$(grep -l compiler_process tools/ptx/tests/test_*.py) $(ARGS)
 
 ## The CUDA C++ kernels, compiled by NVRTC and executed in the emulator; ARGS=-m slow for every case.
 test-cuda: $(VENV)/cuda/.done

@@ -79,7 +79,8 @@ class AttentionConfig(NamedTuple):
 # on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942, in float32 where D is 256 up to 368;
 # float32 where D is 256 on gfx942 up to 8; lists per row in ragged rows of 64 heads where D is 128,
 # over pages and with whole prefixes, 16 on sm_100. By Triton 3.6 64 rows where D is 64 or 256 up to
-# 40 on sm_80, their logits up to 148 on gfx942.
+# 40 on sm_80, where D is 192 beside values of 128 16, and logits of latents 24; their logits up to
+# 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.
@@ -258,10 +259,13 @@ class HopperConfig(NamedTuple):
 
 
 # {(BLOCK_M, D): HopperConfig}. Two blocks of 64 rows share an SM and hide each other's softmax; a
-# block of 128 rows hides that of each half behind the other's products.
+# block of 128 rows hides that of each half behind the other's products. An old Triton needs more
+# registers to bring a window's ragged rows, a newer one to collect logits there.
 HOPPER = {
     (64, 64): HopperConfig(64, 64, 12, 200, 56, 2, {"maxnreg": 128}),
-    (64, 128): HopperConfig(64, 64, 6, 200, 56, 2, {"maxnreg": 128}),
+    (64, 128): HopperConfig(
+        64, 64, 6, *((192, 64) if UNFENCED else (200, 56)), 2, {"maxnreg": 128}
+    ),
     (128, 64): HopperConfig(128, 64, 12, 216, 72, 1, {}),
     (128, 128): HopperConfig(128, 64, 8, 208, 88, 1, {}),
 }

@@ -64,7 +64,13 @@ SPILLED = {
     "gfx942": {"scores paged window, 64 rows, D 256": 24, "D 256, fp32": 8},
 }
 SPILLED_UNFENCED = {
-    "sm_80": {"64 rows, D 256": 8, "logits trimmed, 64 rows, D 64": 40, "logits": 8},
+    "sm_80": {
+        "64 rows, D 256": 8,
+        "logits trimmed, 64 rows, D 64": 40,
+        "logits": 8,
+        "latents logits all, 32 rows": 24,
+        "own values, 64 rows, D 192": 16,
+    },
     "sm_90": {"logits": 16},
     "gfx942": {"logits all, 64 rows, D 256": 148},
 }

@@ -101,10 +101,9 @@ def attend(
     if tree and prefix and indices is None and not form and v_dim == D:
         dtype = gpu_record.DTYPES.get(q.dtype, "")
         shape = gpu_record.Shape("hybrid_tree_attention", dtype, D, T * group, span, B)
-        collects = collected is not None
-        plain = window is None and softcap == 0 and not collects
+        plain = window is None and softcap == 0 and collect == "none"
         hopper = _configs.hopper_config(
-            q, shape, kv_heads, page_size, collects=collects, plain=plain
+            q, shape, kv_heads, page_size, collect=collect, plain=plain
         )
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon

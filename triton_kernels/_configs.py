@@ -275,6 +275,11 @@ HOPPER = {
 # A ring holds three tiles at least: keys whose values are looked at wait for a buffer that is freed
 # behind the wait for them.
 HOPPER_PLAIN = {(128, 128): HopperConfig(128, 128, 6, 240, 24, 1, {})}
+# Beside scores two blocks of 64 rows have no registers to look at values; one block has.
+HOPPER_SCORES = {
+    (64, 64): HopperConfig(64, 64, 12, 240, 120, 1, {"maxnreg": 168}),
+    (64, 128): HopperConfig(64, 64, 12, 240, 120, 1, {"maxnreg": 168}),
+}
 
 
 @lru_cache(None)
@@ -282,7 +287,7 @@ def _hopper_has_passed() -> bool:
     return gpu_record.has_passed("gluon", (9, 0))
 
 
-def hopper_config(q, shape, kv_heads, page_size, *, collects, plain) -> HopperConfig | None:
+def hopper_config(q, shape, kv_heads, page_size, *, collect, plain) -> HopperConfig | None:
     """Return the configuration of the Hopper kernel for a call of a `gpu_record.Shape`.
 
     ``plain`` calls have no window, no softcap and collect nothing. None where it does not serve, is
@@ -296,11 +301,14 @@ def hopper_config(q, shape, kv_heads, page_size, *, collects, plain) -> HopperCo
         return None
     tile = _forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim
     config = HOPPER.get(tile)
+    if collect == "scores":
+        config = HOPPER_SCORES.get(tile, config)
     if plain and tile in HOPPER_PLAIN and page_size % HOPPER_PLAIN[tile].block_n == 0:
         config = HOPPER_PLAIN[tile]
     fastest = gpu_record.fastest_attention(
-        shape, arch, _multiprocessors(q.device), kv_heads, collects=collects, gluon=bool(config)
-    )
+        shape, arch, _multiprocessors(q.device), kv_heads,
+        collects=collect != "none", gluon=bool(config),
+    )  # fmt: skip
     return config if fastest == "gluon" else None
 
 

@@ -54,12 +54,11 @@ def serves(config, q, k_cache, v_cache, out, call) -> bool:
     """Return whether a call of `attend` can be served: what TMA and 16-byte copies ask for.
 
     Collected logits are the rows' own, so a row is collected once, and ragged requests, of which
-    short ones have one row for two, are left to the other kernel. So are scores of tiles of 64
-    rows, beside which the check of values leaves no registers, and with Triton before 3.7, which
-    cannot compile those of 128.
+    short ones have one row for two, are left to the other kernel. So are scores of tiles of 128
+    rows with Triton before 3.7, which cannot compile them.
     """
     ragged = call["cu_seqlens_q"] is not None
-    if call["collect"] == "scores" and (_configs.UNFENCED or config.block_m == 64):
+    if call["collect"] == "scores" and _configs.UNFENCED and config.block_m == 128:
         return False
     if call["collect"] == "logits":
         rows = {row % q.shape[1] for row in call["collect_rows"]}

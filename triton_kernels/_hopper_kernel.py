@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ._blocks import offset_of, split_size_of, tile_of
+from ._gluon import barrier
 from ._hopper_collect import deepest, fill_empty, in_shared, mean_query
 from ._hopper_consume import consume
 from ._hopper_produce import produce
@@ -184,6 +185,8 @@ def hopper_kernel(
         )
         if BLOCK_M > ROWS:  # the groups have no registers for them
             parts = in_shared(parts)
+        else:  # partitions' arguments take the place of what a conversion of these still reads
+            barrier()
         below = length - window - begin
         if WINDOW:
             below += deepest(T, S, depth_row, mask_row, mask_stride_t, masked, COLLECT_ROWS)

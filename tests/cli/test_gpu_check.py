@@ -191,5 +191,6 @@ def test_gluon_is_checked_where_it_serves():
         "hybrid_tree_attention 16 rows",
         "hybrid_tree_attention 32 rows",
         "hybrid_tree_attention 16 rows, pages, window, fp16",
+        "verify_attention scores, 16 rows",
         "verify_attention scores, 32 rows",
     }

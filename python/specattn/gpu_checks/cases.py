@@ -39,16 +39,14 @@ class Case:
     def is_gluons(self) -> bool:
         """Whether the kernel in Gluon serves it: 16-bit caches, D 64 or 128.
 
-        Beside logits there must be 17 rows and more, beside scores more than 64.
+        Where it collects there must be 17 rows and more.
         """
         if self.op not in ("hybrid_tree_attention", "verify_attention"):
             return False
         given = self.make()
         if "cu_seqlens_q" in given or given["q"].shape[-1] not in (64, 128):
             return False
-        least = 0
-        if self.op == "verify_attention":
-            least = 64 if given.get("collect", "scores") == "scores" else 16
+        least = 16 if self.op == "verify_attention" else 0
         many = given["q"].shape[-3] * Q_HEADS > least * KV_HEADS
         return many and given["q"].dtype == given["k_cache"].dtype != FP32
 

@@ -101,16 +101,16 @@ def planted(name):
 
 
 def is_left(case):
-    """Whether a case is left to the other kernel: what few rows collect, and other scores.
+    """Whether a case is left to the other kernel: what few rows collect, and some scores.
 
-    These of up to 64 rows, and with a Triton before 3.7 all.
-    With a softcap they are means of logits.
+    These are scores of more than 64 rows with a Triton before 3.7; with a softcap they are means of
+    logits.
     """
     rows = case.rows * case.group
-    few = (case.block_m or rows) <= 64
+    many = (case.block_m or rows) > 64
     if rows <= 16 and case.op != "hybrid" and case.op != "ragged hybrid":
         return True
-    return (UNFENCED or few) and case.op.endswith("scores") and not case.softcap
+    return UNFENCED and many and case.op.endswith("scores") and not case.softcap
 
 
 def check_drawn(seed, schedules=SCHEDULES):

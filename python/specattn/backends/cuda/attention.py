@@ -152,7 +152,6 @@ def _slower(
         device.arch.startswith("sm_90")
         and shape.op in ("hybrid_tree_attention", "verify_attention")
         and shape.head_dim in _GLUONS
-        and collect != "scores"
         and gpu_record.has_passed("gluon", (9, 0))
     )
     fastest = gpu_record.fastest_attention(

@@ -102,9 +102,7 @@ def attend(
         dtype = gpu_record.DTYPES.get(q.dtype, "")
         shape = gpu_record.Shape("hybrid_tree_attention", dtype, D, T * group, span, B)
         plain = window is None and softcap == 0 and collect == "none"
-        hopper = _configs.hopper_config(
-            q, shape, kv_heads, page_size, collect=collect, plain=plain
-        )
+        hopper = _configs.hopper_config(q, shape, kv_heads, page_size, collect=collect, plain=plain)
         if hopper:
             from ._hopper import attend_on_hopper, serves  # needs Gluon
 
@@ -197,6 +195,7 @@ def attend(
         BLOCK_C=triton.next_power_of_2(block_c),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        PDL=_configs.starts_early(q.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **config.options,

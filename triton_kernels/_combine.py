@@ -15,7 +15,7 @@ import triton.language as tl
 
 from . import _configs
 from ._bfloat16 import cast
-from ._blocks import LN2, LOG2E, request_of, split_size_of
+from ._blocks import LN2, LOG2E, follow_previous, request_of, split_size_of
 from ._launch import launch, strides
 
 
@@ -68,7 +68,7 @@ def combine_kernel(
     out_stride_b, out_stride_t, out_stride_h,
     lse_stride_b, lse_stride_t, lse_stride_h,
     D: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):
     # fmt: on
     """Merge all states of a block of rows (request, token, query head), in a block of columns."""
@@ -79,6 +79,7 @@ def combine_kernel(
     t = row // HQ % T
     h = row % HQ
 
+    follow_previous(PDL)
     count = tl.zeros([BLOCK_R], tl.int32) + num_states
     if lengths is not None:
         owner = b
@@ -162,6 +163,7 @@ def combine(
         outs.device, at_once, D, cu_seqlens_q is not None
     )
     num_rows = B * T * heads
+    pdl = splits is not None and _configs.starts_early(outs.device)  # behind the splits' kernel
     launch(
         combine_kernel, (triton.cdiv(num_rows, block_r), triton.cdiv(D, block_d)),
         outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
@@ -182,5 +184,7 @@ def combine(
         BLOCK_R=block_r,
         BLOCK_I=block_i,
         BLOCK_D=block_d,
+        PDL=pdl,
         num_warps=num_warps,
+        **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -152,10 +152,12 @@ def split_kv_kernel(
     PREFIX: tl.constexpr, TREE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
     FORM: tl.constexpr, NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
     # fmt: on
     """Compute one slot's state of one tile of rows; see the module for the plan."""
+    if PDL:  # the combine may come to the SMs meanwhile, and waits there
+        tl.extra.cuda.gdc_launch_dependents()
     head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
     tile = tl.program_id(0) // num_kv_heads
     slot = tl.program_id(1)

@@ -10,11 +10,15 @@ from .faults import Fault
 
 
 class Dependencies:
-    """Which threads of a wave have waited; nobody needs to in a kernel that has no wait."""
+    """Which threads of a wave have waited.
+
+    Nobody needs to in a kernel that has no wait, if it is not said to be launched early.
+    """
 
     def __init__(self, machine):
         names = [instruction.name for instruction in machine.kernel.instructions]
-        self.matters = any(name.startswith("griddepcontrol.wait") for name in names)
+        waits = any(name.startswith("griddepcontrol.wait") for name in names)
+        self.matters = waits or machine.launch.early
         self.waited = np.zeros(machine.count, bool)
         memory, keys = machine.memory, machine.launch.constants
         self.constants = [(memory.address(key), memory.where[key][1]) for key in keys]

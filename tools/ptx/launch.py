@@ -109,7 +109,7 @@ class Runner:
         )
         launch = Launch(
             parsed, grid, threads, values + [bytes(8)] * hidden, compiled.metadata.shared,
-            tensor_maps, tuple(counters), tuple(constants),
+            tensor_maps, tuple(counters), tuple(constants), bool(arguments.get("launch_pdl")),
         )  # fmt: skip
         machine = Machine(launch, memory, self.options)
         counts = machine.run()

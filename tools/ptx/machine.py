@@ -100,7 +100,7 @@ class Launch:
 
     ``tensor_maps`` are what bulk tensor copies look up, by number. ``counters`` are the keys of
     allocations that must end as they began, because the next launch relies on it, ``constants`` of
-    those that no launch writes.
+    those that no launch writes. An ``early`` one may start before those before it have ended.
     """
 
     kernel: object
@@ -111,6 +111,7 @@ class Launch:
     tensor_maps: dict = field(default_factory=dict)
     counters: tuple = ()
     constants: tuple = ()
+    early: bool = False
 
 
 class Machine:

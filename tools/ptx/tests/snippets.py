@@ -32,14 +32,14 @@ def module(body, parameters):
 
 def execute(
     body, *arrays, threads=32, grid=1, shared=0, maps=None, undefined=(), counters=(), constants=(),
-    options=None,
+    early=False, options=None,
 ):  # fmt: skip
     """Run a body; parameter ``i`` is named ``pi`` and points to ``arrays[i]``.
 
     Returns (the arrays after the launch, its counts). ``maps`` makes tensor maps of the addresses
     of the arrays; they are the parameters ``m0`` and so on. ``undefined`` and ``counters``
     are numbers of arrays: those that count as never written, and those that must end unchanged;
-    ``constants`` are those that no launch writes.
+    ``constants`` are those that no launch writes, ``early`` says how it starts.
     """
     bytes_ = [np.ascontiguousarray(array).view(np.uint8).ravel() for array in arrays]
     memory = GlobalMemory(
@@ -55,7 +55,7 @@ def execute(
     values = [struct.pack("<Q", address) for address in addresses]
     values += [tensor_maps[i].parameter(i) for i in tensor_maps]
     kernel = parse(module(body, names))["test"]
-    told = tensor_maps, counters, constants
+    told = tensor_maps, counters, constants, early
     launch = Launch(kernel, (grid, 1, 1), (threads, 1, 1), values, shared, *told)
     counts = Machine(launch, memory, options or Options()).run()
     return [memory.read(i)[0].view(x.dtype).reshape(x.shape) for i, x in enumerate(arrays)], counts

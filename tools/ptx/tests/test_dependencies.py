@@ -57,3 +57,10 @@ def test_a_launch_that_does_not_start_early_waits_for_nothing():
     arrays = np.arange(64, dtype=np.uint32), np.full(64, 5, np.uint32)
     (_, out), _ = execute(body.format(before=WEIGHT + ROW, behind=SUM), *arrays, threads=64)
     assert (out == np.arange(64) + 5).all()
+
+
+def test_a_launch_that_starts_early_must_wait():
+    body = BODY.replace("griddepcontrol.wait;", "")
+    arrays = np.arange(64, dtype=np.uint32), np.full(64, 5, np.uint32)
+    with pytest.raises(Fault, match=r"before griddepcontrol\.wait"):
+        execute(body.format(before=WEIGHT + ROW, behind=SUM), *arrays, threads=64, early=True)

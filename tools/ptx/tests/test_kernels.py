@@ -58,6 +58,19 @@ def test_how_many_states_a_combine_may_meet_shows_in_no_bit(compiler_process, le
     assert compiler_process(merged, length, 16)
 
 
+def waits(arch):
+    """Return how often each kernel of a call waits for the launch before it."""
+    case = Case("hybrid", rows=1, lengths=(300, 130), kv_heads=1)
+    launches = checks.run(case, arch).launches
+    return {x.name: x.ptx.count("griddepcontrol.wait") for x in launches}
+
+
+@pytest.mark.parametrize(("arch", "times"), [("sm_90", 1), pytest.param("sm_80", 0, marks=WHOLE)])
+def test_the_combine_starts_early_and_waits_before_it_reads(compiler_process, arch, times):
+    """GPUs before sm_90 have no such launches."""
+    assert compiler_process(waits, arch) == {"split_kv_kernel": 0, "combine_kernel": times}
+
+
 def test_a_fault_names_the_kernel_and_its_source(compiler_process):
     """Without their guards loads go beyond their tensors; nothing on a GPU would say so."""
     message = compiler_process(mutate.without_guards)

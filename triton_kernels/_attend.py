@@ -7,7 +7,7 @@ from .. import gpu_record
 from . import _configs
 from ._combine import combine, partial_states
 from ._eight_bits import FORMS, bytes_of, scale_strides
-from ._launch import collected_strides, launch, strides
+from ._launch import collected_strides, early, launch, strides
 from ._split_kv import split_kv_kernel
 
 
@@ -195,10 +195,10 @@ def attend(
         BLOCK_C=triton.next_power_of_2(block_c),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        PDL=_configs.starts_early(q.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **config.options,
+        **early(q.device),
     )  # fmt: skip
     if slots > 1:
         combine(

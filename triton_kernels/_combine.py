@@ -16,7 +16,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import LN2, LOG2E, follow_previous, request_of, split_size_of
-from ._launch import launch, strides
+from ._launch import early, launch, strides
 
 
 @triton.jit
@@ -72,6 +72,7 @@ def combine_kernel(
 ):
     # fmt: on
     """Merge all states of a block of rows (request, token, query head), in a block of columns."""
+    follow_previous(PDL)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = row < num_rows
@@ -79,7 +80,6 @@ def combine_kernel(
     t = row // HQ % T
     h = row % HQ
 
-    follow_previous(PDL)
     count = tl.zeros([BLOCK_R], tl.int32) + num_states
     if lengths is not None:
         owner = b
@@ -163,7 +163,6 @@ def combine(
         outs.device, at_once, D, cu_seqlens_q is not None
     )
     num_rows = B * T * heads
-    pdl = splits is not None and _configs.starts_early(outs.device)  # behind the splits' kernel
     launch(
         combine_kernel, (triton.cdiv(num_rows, block_r), triton.cdiv(D, block_d)),
         outs, lses, outs_b, lses_b, lengths, cache_seqlens, cu_seqlens_q, out, lse,
@@ -184,7 +183,6 @@ def combine(
         BLOCK_R=block_r,
         BLOCK_I=block_i,
         BLOCK_D=block_d,
-        PDL=pdl,
         num_warps=num_warps,
-        **({"launch_pdl": True} if pdl else {}),
+        **early(outs.device),
     )  # fmt: skip

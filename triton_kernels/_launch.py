@@ -47,6 +47,16 @@ def launch(kernel, grid, *args, **options):
         tape.launches.append((kernel, compiled, grid, args, options))
 
 
+def early(device):
+    """Return the options of a kernel that begins with `follow_previous`.
+
+    On GPUs that let it start early its launch overlaps with the end of the one before, in whose
+    place it waits before it looks at memory; so it makes no difference which one that is.
+    """
+    pdl = _configs.starts_early(device)
+    return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}
+
+
 def strides(tensor):
     """Return the strides, 0 along dimensions of size 1: what is shared is broadcast.
 

@@ -41,6 +41,7 @@ from ._blocks import (
     cap,
     dot_keys,
     finish,
+    follow_previous,
     load_keys,
     load_wide,
     offset_of,
@@ -156,8 +157,7 @@ def split_kv_kernel(
 ):
     # fmt: on
     """Compute one slot's state of one tile of rows; see the module for the plan."""
-    if PDL:  # the combine may come to the SMs meanwhile, and waits there
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_previous(PDL)
     head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
     tile = tl.program_id(0) // num_kv_heads
     slot = tl.program_id(1)

@@ -14,8 +14,7 @@ import triton.language as tl
 from . import _configs
 from ._blocks import follow_previous
 from ._eight_bits import is_nan
-from ._launch import launch, strides
-from .rms_norm import early
+from ._launch import early, launch, strides
 
 NOTHING = tl.constexpr(-(2**63))  # less than the key of any number
 WORD_BITS = tl.constexpr(64)
@@ -141,7 +140,7 @@ def choose_kernel(
     tl.store(best_masks + to[:, None] * words + word[None, :], seen, mask=both)
 
 
-def children(logits, scores, width, *, pdl=False):
+def children(logits, scores, width):
     """Return every node's best children and their paths' log-probabilities: [B, n, width].
 
     ``logits`` are [B, n, V], ``scores`` float32 [B, n]; ``width`` is at most V. They descend by
@@ -158,31 +157,31 @@ def children(logits, scores, width, *, pdl=False):
     launch(
         part_kernel, (parts, rows),
         logits, keys, sums, nodes, vocabulary, parts, width, *strides(logits)[:2],
-        BLOCK=block, BLOCK_W=block_w, num_warps=num_warps, **early(logits, pdl),
+        BLOCK=block, BLOCK_W=block_w, num_warps=num_warps, **early(logits.device),
     )  # fmt: skip
     block, num_warps = _configs.choice_blocks(parts * width)
     launch(
         node_kernel, (rows,),
         keys, sums, scores, tokens, paths, nodes, parts, width, *strides(scores),
         BLOCK_P=_padded(parts), BLOCK=block, BLOCK_W=block_w, num_warps=num_warps,
-        **early(logits, pdl),
+        **early(logits.device),
     )  # fmt: skip
     return tokens, paths
 
 
-def best_children(logits, scores, masks, first, width, *, pdl=False):
+def best_children(logits, scores, masks, first, width):
     """Return tokens, scores, parents by number and masks of the best paths that continue a level.
 
     Given are logits [B, n, V], scores [B, n] and packed masks [B, n, words] of its nodes, of which
     ``first`` is the number of the first. All that is returned is [B, width, ..].
     """
     nodes, vocabulary = logits.shape[1:]
-    found = children(logits, scores, min(width, vocabulary), pdl=pdl)
-    _, *best = _chosen(*found, masks, width, first + nodes, first, 0, None, pdl)
+    found = children(logits, scores, min(width, vocabulary))
+    _, *best = _chosen(*found, masks, width, first + nodes, first, 0, None)
     return tuple(best)
 
 
-def expand_best(tokens, scores, masks, first, width, *, pdl=False):
+def expand_best(tokens, scores, masks, first, width):
     """Return which candidates of a level are expanded next, [B, width, ..], best first.
 
     Candidates are tokens and scores [B, n, children], ``masks`` [B, n, words] their parents',
@@ -190,10 +189,10 @@ def expand_best(tokens, scores, masks, first, width, *, pdl=False):
     their parents' rows among those of all requests, and masks.
     """
     chosen = torch.empty(len(tokens), width, dtype=torch.int64, device=tokens.device)
-    return _chosen(tokens, scores, masks, width, first, 0, tokens.shape[1], chosen, pdl)
+    return _chosen(tokens, scores, masks, width, first, 0, tokens.shape[1], chosen)
 
 
-def _chosen(tokens, scores, masks, width, first, parent_first, parent_step, chosen, pdl):
+def _chosen(tokens, scores, masks, width, first, parent_first, parent_step, chosen):
     tokens, scores, per_node = tokens.flatten(1), scores.flatten(1), tokens.shape[2]
     (B, candidates), words, plain = tokens.shape, masks.shape[-1], {"device": tokens.device}
     best_tokens, parents = (torch.empty(B, width, dtype=torch.int64, **plain) for _ in range(2))
@@ -206,7 +205,7 @@ def _chosen(tokens, scores, masks, width, first, parent_first, parent_step, chos
         candidates, per_node, width, words, first, parent_first, parent_step,
         tokens.stride(0), scores.stride(0), *strides(masks)[:2],
         BLOCK=block, BLOCK_W=_padded(width), WORDS=_padded(words), num_warps=num_warps,
-        **early(tokens, pdl),
+        **early(tokens.device),
     )  # fmt: skip
     return chosen, best_tokens, best_scores, parents, best_masks
 

@@ -17,7 +17,8 @@ import triton.language as tl
 
 from . import _configs
 from ._bfloat16 import cast, dot
-from ._launch import launch
+from ._blocks import follow_previous
+from ._launch import early, launch
 
 MOST_ROWS = 64
 MOST_PARTS = 3  # weights that one launch multiplies with
@@ -41,6 +42,18 @@ def _load(p_row, row_ok, k, K, ALL: tl.constexpr, DEEP: tl.constexpr):
             inside = inside & row_ok[:, None]
         tile = tl.load(p, mask=inside, other=0.0)
     return tile
+
+
+@triton.jit
+def _prefetch(p_row, back, stride, K):
+    """Ask for the first KiB of rows to come to L2; those behind the last are ``back`` from it."""
+    SIZE: tl.constexpr = p_row.dtype.element_ty.primitive_bitwidth // 8
+    k = tl.minimum(tl.arange(0, 8) * (128 // SIZE), K - 1)
+    line = (p_row + back.to(tl.int64) * stride)[:, None] + k[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -98,6 +111,7 @@ def linear_few_rows_kernel(
     M, N, second_N, third_N, K, x_stride, weight_stride, up_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     # fmt: on
     """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
@@ -130,6 +144,11 @@ def linear_few_rows_kernel(
     p_up = p_weight
     if up is not None:
         p_up = up + n.to(tl.int64) * up_stride
+    if PDL:  # weights depend on no launch: meanwhile they come nearer
+        _prefetch(p_weight, tl.minimum(n, N - 1) - n, weight_stride, K)
+        if up is not None:
+            _prefetch(p_up, tl.minimum(n, N - 1) - n, up_stride, K)
+    follow_previous(PDL)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     gate, more, more_gate = total, total, total  # ``more`` is of the second tile of rows
     for k0 in tl.range(0, K, BLOCK_K):
@@ -212,4 +231,5 @@ def _multiply(x, weights, biases, up, activation, residual, out):
         DEEP=K % blocks.block_k == 0, TWO=M > 32, PRECISION=blocks.precision,
         BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, BLOCK_K=blocks.block_k,
         num_warps=blocks.num_warps, num_stages=blocks.num_stages, **blocks.options,
+        **early(x.device),
     )  # fmt: skip

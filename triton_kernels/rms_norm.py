@@ -11,7 +11,7 @@ import triton.language as tl
 from . import _configs
 from ._bfloat16 import cast
 from ._blocks import follow_previous, inverse_root
-from ._launch import launch
+from ._launch import early, launch
 from .linear_few_rows import activated
 
 
@@ -67,20 +67,20 @@ def gate_kernel(
     tl.store(p_out + d, cast(value, out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x, weight, eps, out=None, *, pdl=False):
+def rms_norm(x, weight, eps, out=None):
     """Return normed rows of x [.., H], in ``out``, which may be x, if that is given."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _norm(x, weight, None, out, eps, 1.0, pdl)
+    _norm(x, weight, None, out, eps, 1.0)
     return out
 
 
-def add_norm(x, added, factor, weight, eps, *, pdl=False):
+def add_norm(x, added, factor, weight, eps):
     """Return x, to which ``factor * norm(added)`` was added; it is not normed without a weight."""
-    _norm(added, weight, x, x, eps, factor, pdl)
+    _norm(added, weight, x, x, eps, factor)
     return x
 
 
-def gate(x, gate, activation, *, pdl=False):
+def gate(x, gate, activation):
     """Return ``activation(gate) * x``, both [.., N]."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
@@ -90,12 +90,12 @@ def gate(x, gate, activation, *, pdl=False):
     launch(
         gate_kernel, (outer * inner, triton.cdiv(width, block)),
         x, gate, out, inner, width, *rows, ACTIVATION=activation, BLOCK=block,
-        num_warps=num_warps, **early(x, pdl),
+        num_warps=num_warps, **early(x.device),
     )  # fmt: skip
     return out
 
 
-def _norm(x, weight, residual, out, eps, factor, pdl):
+def _norm(x, weight, residual, out, eps, factor):
     if out.numel() == 0:
         return
     outer, inner, rows = _rows(x, out if residual is None else residual, out)
@@ -103,14 +103,8 @@ def _norm(x, weight, residual, out, eps, factor, pdl):
     launch(
         norm_kernel, (outer * inner,),
         x, weight, residual, out, inner, float(eps), float(factor), *rows,
-        WIDTH=x.shape[-1], BLOCK=block, num_warps=num_warps, **early(x, pdl),
+        WIDTH=x.shape[-1], BLOCK=block, num_warps=num_warps, **early(x.device),
     )  # fmt: skip
-
-
-def early(x, pdl):
-    """Return the options of a launch that may start early, where GPUs and callers let it."""
-    pdl = pdl and _configs.starts_early(x.device)
-    return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}
 
 
 def _rows(*tensors):

@@ -25,7 +25,7 @@ from ._eight_bits import (
     rounded,
     scale_of_greatest,
 )
-from ._launch import launch, strides
+from ._launch import early, launch, strides
 from .write_kv import store_rows
 
 
@@ -174,14 +174,14 @@ def rotate_heads_kernel(
         store_rows(p_v, v, p_vs, valid, FORM, FORM != "", D, BLOCK_D)
 
 
-def rotate_heads(heads, q_heads, norms, place, store, *, pdl=False):
+def rotate_heads(heads, q_heads, norms, place, store):
     """Norm and turn heads [B, T, Hq + 2 Hk, D] where they lie: (queries, keys, values).
 
     ``norms`` are two of (weight [D], eps) or None, of queries and of keys. ``place`` is (cos, sin
     [positions, half], prefix [B], depths [B or 1, T] or None), ``store`` ((k_cache, v_cache) [B, N,
     Hk, D], slot or None, (k_scale, v_scale) [B, N, Hk] or None) or None, as `blocks.Place` and
     `blocks.Store` have them. A row behind the tables is turned as their last one, a slot outside of
-    the cache is not written. ``pdl``: the launch may start before the ones before it have ended.
+    the cache is not written.
     """
     cos, sin, prefix, depths = place
     B, T, _, D = heads.shape
@@ -198,7 +198,6 @@ def rotate_heads(heads, q_heads, norms, place, store, *, pdl=False):
     rest = D - 2 * half
     block_h, num_warps = _configs.rotate_blocks(D, max(q_heads, kv_heads))
     kinds = (q_heads, kv_heads, kv_heads if store is not None else 0)
-    pdl = pdl and _configs.starts_early(heads.device)
     launch(
         rotate_heads_kernel, (B * T, sum(triton.cdiv(count, block_h) for count in kinds)),
         heads, q_weight, k_weight, cos, sin, prefix, depths, k_cache, v_cache, *scales,
@@ -208,8 +207,8 @@ def rotate_heads(heads, q_heads, norms, place, store, *, pdl=False):
         *_strides(scales[1], 3),
         FORM=form, HQ=q_heads, HK=kv_heads, HALF=half, REST=rest,
         BLOCK_H=block_h, BLOCK=triton.next_power_of_2(max(half, 1)),
-        BLOCK_R=triton.next_power_of_2(max(rest, 1)), BLOCK_D=triton.next_power_of_2(D), PDL=pdl,
-        num_warps=num_warps, **({"launch_pdl": True} if pdl else {}),
+        BLOCK_R=triton.next_power_of_2(max(rest, 1)), BLOCK_D=triton.next_power_of_2(D),
+        num_warps=num_warps, **early(heads.device),
     )  # fmt: skip
     return q, k, v
 

@@ -11,7 +11,7 @@ BF16, FP32, INT32 = torch.bfloat16, torch.float32, torch.int32
 meta = partial(torch.empty, device="meta")
 
 
-def heads_of(D, dtype, *, half=None, heads=(32, 8), normed=False, stored=None, rows=8, pdl=False):
+def heads_of(D, dtype, *, half=None, heads=(32, 8), normed=False, stored=None, rows=8):
     """Turn and store a layer's heads; scales of 8 bits lie at the ends of rows."""
     q_heads, kv_heads = heads
     norm = (meta(D, dtype=dtype), 1e-6) if normed else None
@@ -22,14 +22,14 @@ def heads_of(D, dtype, *, half=None, heads=(32, 8), normed=False, stored=None, r
     scale = None if stored is None else meta(1, 4096, kv_heads, row // 4, dtype=FP32)[..., -1]
     x = meta(1, rows, q_heads + 2 * kv_heads, D, dtype=dtype)
     store = (cache, cache), None, (scale, scale)
-    rotate_heads(x, q_heads, (norm, norm), place, store, pdl=pdl)
+    rotate_heads(x, q_heads, (norm, norm), place, store)
 
 
-def norms(width, dtype, pdl=False):
+def norms(width, dtype):
     """Norm rows, and add normed ones."""
     x, weight = meta(1, 8, width, dtype=dtype), meta(width, dtype=dtype)
-    rms_norm(x, weight, 1e-6, pdl=pdl)
-    add_norm(x, x, 1.0, weight, 1e-6, pdl=pdl)
+    rms_norm(x, weight, 1e-6)
+    add_norm(x, x, 1.0, weight, 1e-6)
 
 
 def gates(width, dtype, activation="silu"):
@@ -37,19 +37,19 @@ def gates(width, dtype, activation="silu"):
     gate(*meta(1, 8, 2 * width, dtype=dtype).chunk(2, -1), activation)
 
 
-def level(vocabulary, dtype, width=10, pdl=False):
+def level(vocabulary, dtype, width=10):
     """Find the best children of a level of ten nodes."""
     masks, scores = meta(1, 10, 2, dtype=torch.int64), meta(1, 10, dtype=FP32)
-    best_children(meta(1, 10, vocabulary, dtype=dtype), scores, masks, 11, width, pdl=pdl)
+    best_children(meta(1, 10, vocabulary, dtype=dtype), scores, masks, 11, width)
 
 
 def calls(which):
     """Yield (name, call)."""
     yield "heads, D 128, bf16", partial(heads_of, 128, BF16)
-    yield "heads normed, D 128, bf16, early", partial(heads_of, 128, BF16, normed=True, pdl=True)
-    yield "norm of 4096, bf16, early", partial(norms, 4096, BF16, pdl=True)
+    yield "heads normed, D 128, bf16", partial(heads_of, 128, BF16, normed=True)
+    yield "norm of 4096, bf16", partial(norms, 4096, BF16)
     yield "gate of 14336, bf16", partial(gates, 14336, BF16)
-    yield "level of 128256, bf16, early", partial(level, 128256, BF16, pdl=True)
+    yield "level of 128256, bf16", partial(level, 128256, BF16)
     if which not in ("chosen", "small"):
         return
     int8, e4m3 = torch.int8, torch.float8_e4m3fn

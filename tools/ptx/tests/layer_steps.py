@@ -7,6 +7,7 @@ from specattn.triton_kernels.rotate_heads import rotate_heads
 from tests.beams import check_best, make_level
 from tests.layer_steps import Heads, check_heads, check_rows, make_heads, rows_of
 
+import specattn
 from specattn.blocks import TORCH, Norm
 
 from ..launch import emulated
@@ -126,21 +127,28 @@ def counted(arch="sm_90"):
 
 
 def early(arch):
-    """Return, of each kernel that may start early, how often it waits; right, or AssertionError.
+    """Return, of each kernel that may start early, how often it waits, and prefetches before.
 
     Nothing is called a constant: before it waits, a kernel must not read even its weights.
     """
-    waits = {}
-    with emulated(arch, Options(count=False)) as launches:
+    found = {}
+    with emulated(arch, Options(count=False), split_size=16) as launches:
         call = make_heads(heads=(2, 1), head_dim=16, dtype=BF16)
         done = call.to("cpu")
-        check_heads(call, done, rotate_heads(*done.arguments, pdl=True))
+        check_heads(call, done, rotate_heads(*done.arguments))
         x, more, weight = rows_of((2, 40), BF16)
-        rms_norm(x, weight, EPS, pdl=True)
-        add_norm(x.clone(), more, 0.5, weight, EPS, pdl=True)
-        gate(x, more, "silu", pdl=True)
+        rms_norm(x, weight, EPS)
+        add_norm(x.clone(), more, 0.5, weight, EPS)
+        gate(x, more, "silu")
         level = make_level(1, 2, 40, BF16)
-        check_best(*level, 5, best_children(*level, 5, 3, pdl=True))
+        check_best(*level, 5, best_children(*level, 5, 3))
+        up, down = torch.randn(2, 24, 40).to(BF16)
+        specattn.linear_few_rows(x, up, up=down, activation="silu")
+        q, k, v = torch.randn(2, 16, 2, 16).to(BF16), *torch.randn(2, 2, 48, 1, 16).to(BF16)
+        specattn.hybrid_tree_attention(
+            q[:, :3], k, v, torch.tensor([45, 40], dtype=torch.int32), None, None
+        )
     for launched in launches:
-        waits[launched.name] = launched.ptx.count("griddepcontrol.wait")
-    return waits
+        before, *behind = launched.ptx.split("griddepcontrol.wait")
+        found[launched.name] = len(behind), before.count("prefetch.global.L2") if behind else 0
+    return found

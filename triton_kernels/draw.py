@@ -18,14 +18,17 @@ NOTHING = tl.constexpr(2**31 - 1)  # a place behind all others
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["seed", "T", "batch", "parts", "depths_stride_b"])
+@triton.jit(do_not_specialize=["seed", "T", "batch", "parts", "ahead", "depths_stride_b"])
 def best_of_part_kernel(
     logits, depths, temperatures, places, seed, values, tokens,
-    T, batch, vocabulary, parts, logits_stride_b, logits_stride_t, depths_stride_b,
-    COUNTERS: tl.constexpr,
+    T, batch, vocabulary, parts, ahead, logits_stride_b, logits_stride_t, depths_stride_b,
+    COUNTERS: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):
     # fmt: on
-    """Find the largest score of a part of one node's vocabulary, and its token: -1 beside a NaN."""
+    """Find the largest score of a part of one node's vocabulary, and its token: -1 beside a NaN.
+
+    Without ``depths`` all nodes are ``ahead`` tokens behind the texts' last ones.
+    """
     part, row = tl.program_id(0), tl.program_id(1)
     b, node = (row // T).to(tl.int64), (row % T).to(tl.int64)
     counter = part * COUNTERS + tl.arange(0, COUNTERS)
@@ -33,7 +36,12 @@ def best_of_part_kernel(
         temperature = tl.load(temperatures + b)
     if seed is not None:
         length = tl.load(places + batch + b)
-        position = (length + tl.load(depths + b * depths_stride_b + node)).to(tl.int32)
+        depth = ahead
+        if depths is not None:
+            depth = tl.load(depths + b * depths_stride_b + node)
+        position = (length + depth).to(tl.int32)
+        if SEED_IN_MEMORY:
+            seed = tl.load(seed)
         request = tl.load(places + b).to(tl.int32)
         words = tl.philox(seed, counter, counter * 0 + position, counter * 0 + request, counter * 0)
     p_logits = logits + b * logits_stride_b + node * logits_stride_t
@@ -134,6 +142,48 @@ def walk_kernel(
     tl.store(report + 3, tl.max(level, 0).to(tl.int64))
 
 
+@triton.jit(do_not_specialize=["rows", "parts"])
+def drawn_kernel(
+    values, drawn, tokens, rows, parts, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr
+):
+    """Write the tokens that are drawn in a block of rows, 0 where there is none."""
+    n = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    token = _drawn(values, drawn, n, rows, parts, BLOCK_T, BLOCK_P)
+    tl.store(tokens + n, tl.maximum(token, 0).to(tl.int64), mask=n < rows)
+
+
+def _best_of_parts(logits, depths, ahead, temperatures, places, seed):
+    """Return (values, tokens, how many each of the B * T nodes has) of parts of the vocabulary."""
+    B, T, vocabulary = logits.shape
+    parts = triton.cdiv(vocabulary, 4 * COUNTERS)
+    values = torch.empty(B * T * parts, dtype=torch.float32, device=logits.device)
+    drawn = torch.empty(B * T * parts, dtype=torch.int32, device=logits.device)
+    launch(
+        best_of_part_kernel, (parts, B * T),
+        logits, depths, temperatures, places, seed, values, drawn,
+        T, B, vocabulary, parts, ahead, *strides(logits)[:2],
+        None if depths is None else strides(depths)[0],
+        COUNTERS=COUNTERS, SEED_IN_MEMORY=isinstance(seed, torch.Tensor), num_warps=8,
+    )  # fmt: skip
+    return values, drawn, parts
+
+
+def draw_behind(logits, ahead, temperatures, places, seed):
+    """Return the tokens behind the last nodes of chains, int64 [B, 1], as `_draw` draws them.
+
+    ``logits`` are [B, 1, V]; the nodes are ``ahead`` tokens behind the texts' last ones, and
+    ``seed`` is int64 [1] or None. Where no token can follow it is 0.
+    """
+    rows = len(logits)
+    values, drawn, parts = _best_of_parts(logits, None, ahead, temperatures, places, seed)
+    tokens = torch.empty(rows, 1, dtype=torch.int64, device=logits.device)
+    launch(
+        drawn_kernel, (triton.cdiv(rows, 8),), values, drawn, tokens, rows, parts,
+        BLOCK_T=8, BLOCK_P=min(triton.next_power_of_2(parts), WALKED // 8), num_warps=1,
+    )  # fmt: skip
+    return tokens
+
+
 def _draw(logits, tokens, parents, depths, temperatures, places, seed, nodes, report):
     """Draw behind every node and walk, as `draw_and_walk` in `specattn.decoding.text.draws` does.
 
@@ -142,16 +192,8 @@ def _draw(logits, tokens, parents, depths, temperatures, places, seed, nodes, re
     a signed number or None. Written are ``nodes`` int64 [B, depth] and ``report`` int64
     [B, 4 + depth]: the next token, how many were drafted and are accepted, how deep, the tokens.
     """
-    B, T, vocabulary = logits.shape
-    parts = triton.cdiv(vocabulary, 4 * COUNTERS)
-    values = torch.empty(B * T * parts, dtype=torch.float32, device=logits.device)
-    drawn = torch.empty(B * T * parts, dtype=torch.int32, device=logits.device)
-    launch(
-        best_of_part_kernel, (parts, B * T),
-        logits, depths, temperatures, places, seed, values, drawn,
-        T, B, vocabulary, parts, *strides(logits)[:2], strides(depths)[0],
-        COUNTERS=COUNTERS, num_warps=8,
-    )  # fmt: skip
+    B, T, _ = logits.shape
+    values, drawn, parts = _best_of_parts(logits, depths, 0, temperatures, places, seed)
     block_t = max(16, triton.next_power_of_2(T))
     launch(
         walk_kernel, (B,),

@@ -3,6 +3,7 @@
 from specattn.blocks.gated_delta import Convolution, Gates
 from specattn.blocks.ops import (
     TORCH,
+    Drawing,
     Norm,
     Ops,
     Place,
@@ -26,6 +27,7 @@ __all__ = [
     "TORCH",
     "Convolution",
     "Direct",
+    "Drawing",
     "Gates",
     "Graph",
     "Norm",

@@ -16,6 +16,7 @@ from torch import nn
 
 from specattn.blocks.ops import (
     ACTIVATIONS,
+    Drawing,
     Norm,
     Ops,
     Place,
@@ -27,6 +28,7 @@ from specattn.blocks.ops import (
 )
 from specattn.quantised import QuantisedWeight
 from specattn.triton_kernels import children as _children
+from specattn.triton_kernels.draw import draw_behind
 from specattn.triton_kernels.linear_few_rows import (
     MOST_PARTS,
     MOST_ROWS,
@@ -141,6 +143,14 @@ class Fused(Ops):
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
         return self.linear(x, head)
+
+    def draw(self, logits: torch.Tensor, ahead: int, how: Drawing) -> torch.Tensor:
+        if logits.dtype not in _DTYPES or logits.stride(-1) != 1:
+            return super().draw(logits, ahead, how)
+        for processor in how.processors:
+            logits = processor(None, logits[:, 0].float())[:, None]
+        tokens: torch.Tensor = draw_behind(logits, ahead, how.temperatures, how.places, how.seed)
+        return tokens
 
     def children(
         self, logits: torch.Tensor, scores: torch.Tensor, width: int

@@ -10,7 +10,7 @@ Rows are [B, T, width], heads [B, T, heads, D].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from specattn.ops import (
     write_kv,
 )
 from specattn.quantised import QuantisedWeight
+from specattn.reference.add_gumbel_noise import add_gumbel_noise
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 from specattn.states import StateRows
 
@@ -90,6 +91,32 @@ class Place(NamedTuple):
         assert self.depths is not None
         positions = self.prefix[:, None] + self.depths
         return self.cos[positions][:, :, None].to(dtype), self.sin[positions][:, :, None].to(dtype)
+
+
+class Drawing(NamedTuple):
+    """How tokens are drawn from logits: the largest, of those over a temperature plus noise.
+
+    `places`, int64 [2, B], are rows and lengths of texts, from which noise follows, as does from
+    `seed`, int64 [1]: None, greedily. `temperatures` are float32 [B] or None. Before, `processors`
+    shape float32 logits [B, V], each as ``processor(None, logits)``; `key` says what they do.
+    """
+
+    places: torch.Tensor
+    seed: torch.Tensor | None = None
+    temperatures: torch.Tensor | None = None
+    processors: tuple[Callable[..., Any], ...] = ()
+    key: Hashable = ()
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What changes from draft to draft."""
+        named = {name: getattr(self, name) for name in ("places", "seed", "temperatures")}
+        return {name: x for name, x in named.items() if x is not None}
+
+    def of(self, inputs: dict[str, torch.Tensor]) -> Drawing:
+        """Return the same by other `inputs`."""
+        seed, temperatures = inputs.get("seed"), inputs.get("temperatures")
+        return Drawing(inputs["places"], seed, temperatures, self.processors, self.key)
 
 
 Pair = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -291,6 +318,23 @@ class Ops:
         """
         steps, tokens = top_tokens(logits.log_softmax(-1, torch.float32), width)
         return tokens, scores[..., None] + steps
+
+    def draw(self, logits: torch.Tensor, ahead: int, how: Drawing) -> torch.Tensor:
+        """Return the tokens behind the last nodes of chains, int64 [B, 1], by logits [B, 1, V].
+
+        A node is `ahead` tokens behind its text. Where no token can follow it is 0. Nothing waits
+        for the host: for drafts in graphs.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        for processor in how.processors:
+            scores = processor(None, scores[:, 0])[:, None]
+        if how.temperatures is not None:
+            scores = scores / how.temperatures[:, None, None]
+        if how.seed is not None:
+            rows, lengths = how.places
+            scores = add_gumbel_noise(scores[:, 0], how.seed, rows, lengths + ahead)[:, None]
+        best, drawn = scores.max(-1)
+        return drawn.masked_fill(best.isnan() | (best == -torch.inf), 0)
 
     def best_children(
         self,

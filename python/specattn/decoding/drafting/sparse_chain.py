@@ -6,6 +6,7 @@ What all such methods share. Each says in a file of its own which tokens it sele
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +43,15 @@ class SparseChain(ChainBuilder):
 
         None selects everything.
         """
+        steps = min(len(selectors), self.sequences.draft_depth)
+        if steps and not self.rejection:
+            drawing = partial(self.sampler.drawing, root.device)
+            tokens = self.model.draft_chain(root, selectors[:steps], drawing)
+            if tokens is not None:
+                return self.draft(tokens, [])
         return self.build(
             root,
-            len(selectors),
+            steps,
             lambda token, step: self.model.draft(token, step, selectors[step]).logits,
         )
 

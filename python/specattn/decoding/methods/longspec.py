@@ -216,8 +216,11 @@ class _ChainDrafter(_BlockDrafter):
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         self.probs = []
-        draw = None if self.chain.sampler.takes_largest else self._draw
-        grown, _ = self.block.grow(root, (1,) * effort.depth, draw)
+        widths, sampler = (1,) * effort.depth, self.chain.sampler
+        draw, drawing = None if sampler.takes_largest else self._draw, None
+        if draw is not None and not (self.chain.rejection or self.block.programs.in_python):
+            drawing = sampler.drawing(root.device)
+        grown, _ = self.block.grow(root, widths, draw, drawing)
         return self.chain.draft(grown.tokens, self.probs)
 
     def attempt(self, root: torch.Tensor, effort: Effort) -> None:

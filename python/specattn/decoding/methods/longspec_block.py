@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from specattn.blocks import TORCH, Direct, Ops, Place, Programs, Store, angle_tables
+from specattn.blocks import TORCH, Direct, Drawing, Ops, Place, Programs, Store, angle_tables
 from specattn.decoding.engine.contract import Draft, DraftContext
 from specattn.decoding.engine.target import Target
 from specattn.drafters import LongSpecDrafter
@@ -79,12 +79,17 @@ class DraftBlock:
         self.behind = max(self.sequences.lengths) - 1  # tokens that the ring does not have yet
 
     def grow(
-        self, root: torch.Tensor, widths: tuple[int, ...], draw: Draw | None = None
+        self,
+        root: torch.Tensor,
+        widths: tuple[int, ...],
+        draw: Draw | None = None,
+        drawing: Drawing | None = None,
     ) -> tuple[Draft, torch.Tensor]:
         """Return a tree behind `root`, int64 [B], and its nodes' scores [B, nodes].
 
         `widths` are the nodes of each level below the root: the most probable paths, or, given
-        `draw`, a chain whose tokens it draws, the same way in every round, without scores.
+        `draw`, a chain whose tokens it draws, the same way in every round, without scores; given
+        `drawing`, too, they are drawn so, in programs without steps in Python.
         """
         seqlens, levels = self.target.cache.seqlens, (1, *widths)
         self._catch_up(seqlens)
@@ -94,10 +99,15 @@ class DraftBlock:
             "rows": torch.remainder(seqlens[:, None] - self.back, self.ring),
             "row_counts": torch.minimum(seqlens, self.reach[: len(widths), None]),
         }
-        programs = self.programs if draw is None or self.programs.in_python else Direct()
-        key = levels, draw is not None
+        programs: Programs = self.programs
+        if drawing is not None:
+            draw = None
+            inputs |= drawing.inputs
+        elif draw is not None and not programs.in_python:
+            programs = Direct()
+        key = levels, draw is not None, None if drawing is None else drawing.key
         self.memory.draw = draw
-        tree = programs.run(key, partial(self._grow, levels), inputs)
+        tree = programs.run(key, partial(self._grow, levels, drawing), inputs)
         self.memory.draw = None  # it holds the target
         none = torch.full_like(root[:, None], -1)
         shape = Tree.grown(
@@ -113,11 +123,13 @@ class DraftBlock:
     def _grow(
         self,
         levels: tuple[int, ...],
+        drawing: Drawing | None,
         ops: Ops,
         root: torch.Tensor,
         seqlens: torch.Tensor,
         rows: torch.Tensor,
         row_counts: torch.Tensor,
+        **drawn_by: torch.Tensor,
     ) -> list[_Level]:
         """Grow a tree level by level; the last one's keys and values are stored."""
         batch, first, words = len(root), 0, -(-sum(levels) // WORD_BITS)
@@ -145,12 +157,15 @@ class DraftBlock:
             to_target = partial(self._attend_to_target, ops, seqlens)
             x = block(ops, self.drafter, x, place, attend, to_target, store)
             logits = ops.head(x, self.target.head)
-            if self.memory.draw is None:
+            if self.memory.draw is None and drawing is None:
                 above = (logits, level.scores, level.masks, first)
                 grown.append(_Level(*ops.best_children(*above, levels[depth + 1])))
             else:
                 chain = [one.tokens for one in grown]
-                drawn = ops.step(partial(self.memory.drawn, logits, chain))
+                if drawing is None:
+                    drawn = ops.step(partial(self.memory.drawn, logits, chain))
+                else:
+                    drawn = ops.draw(logits, depth, drawing.of(drawn_by))
                 grown.append(level._replace(tokens=drawn, masks=_chain_mask(level.masks, depth)))
             first += width
         raise AssertionError("levels are never none")
@@ -242,9 +257,15 @@ def _memory(drafter: LongSpecDrafter, target: Target, nodes: int, depth: int) ->
 
 def _chain_mask(above: torch.Tensor, depth: int) -> torch.Tensor:
     """Return what the node below the one at `depth` of a chain sees, like the masks `above`."""
-    nodes = torch.zeros(1, above.shape[-1] * WORD_BITS, dtype=torch.bool, device="cpu")
-    nodes[:, : depth + 2] = True
-    return pack_tree_mask(nodes).to(above.device).expand_as(above).contiguous()
+    return _first_nodes(depth + 2, above.shape[-1], above.device).expand_as(above).contiguous()
+
+
+@cache  # kept for good: captured graphs read them
+def _first_nodes(count: int, words: int, device: torch.device) -> torch.Tensor:
+    """Return what a node sees that sees the first nodes, packed int64 [1, words]."""
+    nodes = torch.zeros(1, words * WORD_BITS, dtype=torch.bool, device="cpu")
+    nodes[:, :count] = True
+    return pack_tree_mask(nodes).to(device)
 
 
 @lru_cache(maxsize=256)

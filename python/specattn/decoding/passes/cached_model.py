@@ -33,7 +33,7 @@ from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 
 if TYPE_CHECKING:
-    from specattn.blocks import Programs
+    from specattn.blocks import Drawing, Programs
 
 REPORTED_EVERY = 0.5  # seconds between two reports of how far a prefill has come
 
@@ -197,11 +197,32 @@ class CachedModel:
         written like all others, so that a later chain can read them; layers with a state have one
         for drafts, which has seen what lies before the offset.
         """
-        plan = self.plan(rows=tokens.shape[1], offset=offset)
+        return self.runner.run(self._draft_plan(tokens.shape[1], offset, selector), tokens)
+
+    def draft_chain(
+        self,
+        root: torch.Tensor,
+        selectors: Sequence[KVSelector | None],
+        drawing: Callable[[], Drawing | None],
+    ) -> torch.Tensor | None:
+        """Return `root`, int64 [B], and a token behind it per selector, all drafted by one launch.
+
+        None where that is not possible: `drawing`, which is asked only where nothing else is in the
+        way, may know of none. Selections must share their positions.
+        """
+        if not (selectors and self.runner.captures):
+            return None
+        plans = [self._draft_plan(1, step, selector) for step, selector in enumerate(selectors)]
+        return self.runner.chain(plans, root, drawing)
+
+    def _draft_plan(
+        self, rows: int, offset: int | torch.Tensor, selector: KVSelector | None
+    ) -> Pass:
+        plan = self.plan(rows=rows, offset=offset)
         plan.selector = selector
         if plan.states is not None:
             plan.states = plan.states.drafting(offset, plan.rows)
-        return self.runner.run(plan, tokens)
+        return plan
 
     def plan(
         self, rows: int, offset: int | torch.Tensor = 0, max_seqlen: int | None = None

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from specattn.blocks import Graph, Ops, Replayed, captured
+from specattn.blocks import Drawing, Graph, Ops, Replayed, captured
+from specattn.decoding.model.families import transform_logits
 from specattn.decoding.passes.attention import Pass, Selection
 from specattn.decoding.passes.padding import padded_pass
-from specattn.decoding.passes.runner import KernelRunner, LayerAttention, Runner, Verification
+from specattn.decoding.passes.runner import (
+    PLAIN,
+    KernelRunner,
+    LayerAttention,
+    Runner,
+    Verification,
+)
 
 
 class CapturedRunner(KernelRunner):
@@ -64,6 +72,55 @@ class CapturedRunner(KernelRunner):
             )
             return Runner.run(self, plan, tokens)
         return Verification(logits[:, real], features[:, real], *kept)
+
+    def chain(
+        self,
+        plans: Sequence[Pass],
+        root: torch.Tensor,
+        drawing: Callable[[], Drawing | None],
+    ) -> torch.Tensor | None:
+        """Return what passes of one row each draft, in one graph for each number of them.
+
+        Layers with a state, latents and selectors in Python are left to passes one by one.
+        """
+        first, cache = plans[0], self.attention.cache
+        apart = first.states is not None or cache.latent is not None
+        apart = apart or type(self.attention) is not LayerAttention or len(root) > self.most_rows
+        if apart or any(map(self.attention.in_python, plans)) or (how := drawing()) is None:
+            return None
+        given = how.inputs | {
+            "tokens": root[:, None],
+            "prefix": torch.stack([plan.prefix for plan in plans]),
+        }
+        chosen = [plan.selector for plan in plans if isinstance(plan.selector, Selection)]
+        if chosen:
+            given["indices"] = chosen[0].indices
+            given["lengths"] = torch.stack([one.lengths for one in chosen])
+        key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key
+        self._plan = first
+        found: torch.Tensor = self._passes.run(key, partial(self._chain, how), given)
+        del self._plan  # as in `run`
+        return found.clone()
+
+    def _chain(
+        self,
+        how: Drawing,
+        ops: Ops,
+        tokens: torch.Tensor,
+        prefix: torch.Tensor,
+        **given: torch.Tensor,
+    ) -> torch.Tensor:
+        """Draft behind `tokens` [B, 1], a step for each row of `prefix` [steps, B]."""
+        chain, how = [tokens], how.of(given)
+        for step, before in enumerate(prefix):
+            inputs = {"prefix": before}
+            if "indices" in given:
+                inputs |= {"indices": given["indices"], "lengths": given["lengths"][step]}
+            logits, *_ = self._pass(PLAIN, ops, chain[-1], **inputs)
+            if self._transforms:
+                logits = transform_logits(self.model.config, logits)
+            chain.append(ops.draw(logits, step, how))
+        return torch.cat(chain, 1)
 
     def _pass(self, how: Any, ops: Ops, tokens: torch.Tensor, **inputs: torch.Tensor) -> Any:
         """Run the decoder by a plan of what changes, since steps in Python are captured, too."""

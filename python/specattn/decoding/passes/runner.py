@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import (
     Direct,
+    Drawing,
     Ops,
     Place,
     Programs,
@@ -99,6 +101,18 @@ class Runner:
         read = self._read(plan, tokens)
         features = plan.handed_out(read)
         return Verification(self.logits_of(read), features, plan.scores, plan.queries)
+
+    def chain(
+        self,
+        plans: Sequence[Pass],
+        root: torch.Tensor,
+        drawing: Callable[[], Drawing | None],
+    ) -> torch.Tensor | None:
+        """Return the chains that passes of one row each draft, as `CachedModel.draft_chain` says.
+
+        None, by default: step by step they are drafted as fast.
+        """
+        return None
 
     def features(self, plan: Pass, tokens: torch.Tensor) -> torch.Tensor:
         """Return the features [B, T, H * layers] of a pass."""
@@ -229,6 +243,9 @@ class _How(NamedTuple):
     in_python: bool
     rows: tuple[int, ...]
     per_head: bool
+
+
+PLAIN = _How(in_python=False, rows=(), per_head=False)
 
 
 class KernelRunner(Runner):

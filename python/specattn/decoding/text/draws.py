@@ -77,6 +77,11 @@ def uploaded(values: Any, device: torch.device, **options: Any) -> torch.Tensor:
     return tensor.to(device, non_blocking=True) if on_gpu else tensor
 
 
+def signed(seed: int) -> int:
+    """Return a seed as a signed number of 64 bits."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 class Draws(NamedTuple):
     """How tokens are drawn from logits [B, T, V], or from scores that were made of them.
 
@@ -130,7 +135,7 @@ def draw_and_walk(
     nodes = tokens.new_empty(len(tokens), tree.max_depth)
     report = tokens.new_empty(len(tokens), 4 + tree.max_depth)
     parents, depths = (x.view(-1, tree.size) for x in (tree.parents, tree.depths))
-    seed = None if draws.seed is None else (draws.seed + 2**63) % 2**64 - 2**63  # as signed
+    seed = None if draws.seed is None else signed(draws.seed)
     given = logits, tokens, parents, depths, draws.temperatures, draws.places, seed
     launched(*given, nodes, report)
     return Accepted(nodes, report[:, 2], report[:, 0]), report

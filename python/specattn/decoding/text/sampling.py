@@ -16,9 +16,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import LogitsProcessorList
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specattn.acceptance import Accepted, accept, sample, walk
+from specattn.blocks import Drawing
 from specattn.decoding.text.draws import (
     CopiedReport,
     Draws,
@@ -26,6 +33,7 @@ from specattn.decoding.text.draws import (
     Report,
     draw_and_walk,
     report_of,
+    signed,
     uploaded,
 )
 from specattn.decoding.text.processors import ContextualProcessors
@@ -118,8 +126,24 @@ class Sampler:
     @property
     def takes_largest(self) -> bool:
         """Whether the token that is drawn is always that of the largest logit."""
-        rows = self.scores.by_node
-        return self.greedy and rows is not None and all(row.temperature is not None for row in rows)
+        return self.greedy and None not in self.scores.temperatures
+
+    def drawing(self, device: torch.device) -> Drawing | None:
+        """Return how tokens are drawn, on a device, or None where a graph cannot draw them.
+
+        It can behind temperatures, and behind filters that are the same for all requests.
+        """
+        active, key = self.sequences.active, ()
+        own: list[Any] = [self.scores.temperatures[row] for row in active]
+        shared: tuple[Any, ...] = ()
+        if None in own:
+            keys = {_filters(self.scores.processors[row]) for row in active}
+            if len(keys) > 1 or None in keys:
+                return None
+            own, shared, key = [], tuple(self.scores.processors[active[0]]), keys.pop()
+        places, temperatures = self._uploaded(own, device)
+        seed = None if self.greedy else uploaded([signed(self.seed)], device)
+        return Drawing(places, seed, temperatures, shared, key)
 
     def accept(
         self,
@@ -154,15 +178,19 @@ class Sampler:
         self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
     ) -> tuple[Accepted, torch.Tensor]:
         """Walk along draws behind all nodes, which no processor judges by their texts."""
-        active, where = self.sequences.active, logits.device
-        own, temperatures = [self.scores.temperatures[row] for row in active], None
+        own = [self.scores.temperatures[row] for row in self.sequences.active]
         if None in own:
-            logits = self.scores(logits, tree, tokens)
-        elif any(temperature != 1 for temperature in own):
-            temperatures = uploaded(own, where, dtype=torch.float32)
-        places = uploaded([active, self.sequences.active_lengths], where)
+            logits, own = self.scores(logits, tree, tokens), []
+        places, temperatures = self._uploaded(own, logits.device)
         seed = None if self.greedy else self.seed
         return draw_and_walk(tree, tokens, logits, Draws(places, seed, temperatures))
+
+    def _uploaded(self, own: Sequence[Any], device: torch.device) -> Any:
+        """Return on a device rows and lengths, and temperatures, None where they change nothing."""
+        active, temperatures = self.sequences.active, None
+        if any(temperature != 1 for temperature in own):
+            temperatures = uploaded(own, device, dtype=torch.float32)
+        return uploaded([active, self.sequences.active_lengths], device), temperatures
 
     def _token_at(
         self, logits: torch.Tensor, node: torch.Tensor, emitted: torch.Tensor
@@ -216,6 +244,17 @@ class Sampler:
         places = uploaded([rows, positions], scores.device)
         noisy = add_gumbel_noise(scores.float().flatten(0, 1), self.seed, *places)
         return noisy.unflatten(0, scores.shape[:2])
+
+
+_FILTERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+"""Processors that are torch's operators on logits, and of numbers that do not change."""
+
+
+def _filters(processors: Sequence[Any]) -> Any:
+    """Return what such processors do, None where there are others."""
+    if any(type(one) not in _FILTERS for one in processors):
+        return None
+    return tuple((type(one), *sorted(vars(one).items())) for one in processors)
 
 
 def _accept_sampled(

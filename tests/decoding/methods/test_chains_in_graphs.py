@@ -9,6 +9,7 @@ from specattn.blocks import TORCH, Drawing
 from specattn.blocks.fused import Fused
 from specattn.decoding import Cast, LongSpec, Vegas, generate
 from specattn.decoding.engine.target import Target
+from specattn.decoding.passes.attention import Selection
 from specattn.drafters import LongSpecDrafter
 from tests.decoding.captured import FEW, captured_runner
 from tests.decoding.models import prompts, tiny_model
@@ -85,3 +86,19 @@ def test_a_chain_is_one_graph(name, temperature, monkeypatch):
     assert max(len(tokens[0]) for tokens in rounds[1]) == STEPS + 1
     chain = "part_kernel" if (name, temperature) == ("longspec", 0.0) else "drawn_kernel"
     assert max(graph.tape.kernels.count(chain) for graph in graphs) == STEPS
+
+
+def test_selections_of_other_positions_are_drafted_step_by_step():
+    model, tokens = tiny_model("llama", **FEW), torch.stack(prompts([9]))
+    target = Target(model, 1, 48, "off")
+    target.runner = captured_runner(target)
+    target.prefill([tokens[0]], chunk_size=100)
+    indices = [torch.arange(n, n + 4, dtype=torch.int32).expand(1, 1, 4) for n in (0, 2)]
+    apart = [Selection(one, torch.tensor([4], dtype=torch.int32)) for one in indices]
+    alike = [apart[0], apart[0].extended(0)]
+    how = Drawing(torch.tensor([[0], [9]]))
+    drafted = [target.draft_chain(tokens[:, -1], one, lambda: how) for one in (apart, alike)]
+    assert drafted[0] is None
+    assert drafted[1].shape == (1, 3)
+    assert target.draft_chain(tokens[:, -1], [apart[0], None], lambda: how) is None
+    assert target.draft_chain(tokens[:, -1], alike, lambda: None) is None

@@ -86,13 +86,13 @@ class CapturedRunner(KernelRunner):
         first, cache = plans[0], self.attention.cache
         apart = first.states is not None or cache.latent is not None
         apart = apart or type(self.attention) is not LayerAttention or len(root) > self.most_rows
+        chosen = [plan.selector for plan in plans if isinstance(plan.selector, Selection)]
+        alike = all(one.indices is chosen[0].indices for one in chosen)
+        apart = apart or not alike or len(chosen) not in (0, len(plans))
         if apart or any(map(self.attention.in_python, plans)) or (how := drawing()) is None:
             return None
-        given = how.inputs | {
-            "tokens": root[:, None],
-            "prefix": torch.stack([plan.prefix for plan in plans]),
-        }
-        chosen = [plan.selector for plan in plans if isinstance(plan.selector, Selection)]
+        given = how.inputs | {"tokens": root[:, None]}
+        given["prefix"] = torch.stack([plan.prefix for plan in plans])
         if chosen:
             given["indices"] = chosen[0].indices
             given["lengths"] = torch.stack([one.lengths for one in chosen])

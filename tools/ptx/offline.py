@@ -105,14 +105,20 @@ def recorded_launches():
 
 @contextmanager
 def configs():
-    """Yield a list that fills with the configurations that are chosen."""
-    used, choose = [], _configs.attention_config
+    """Yield a list that fills with the configurations that are chosen, of either kernel."""
+    used: list = []
 
-    def remember(*arguments):
-        used.append(choose(*arguments))
-        return used[-1]
+    def remembering(choose):
+        def remember(*arguments, **options):
+            if config := choose(*arguments, **options):
+                used.append(config)
+            return config
 
-    with mock.patch.object(_configs, "attention_config", remember):
+        return remember
+
+    names = "attention_config", "hopper_config"
+    chosen = {name: remembering(getattr(_configs, name)) for name in names}
+    with mock.patch.multiple(_configs, **chosen):
         yield used
 
 
@@ -574,11 +580,7 @@ def warps_of(compiled):
     return int(declared[1]) // 32 if declared else compiled.metadata.num_warps
 
 
-def _programs(kernel, arguments, used):
-    """Return how many of a kernel's programs `_configs` counts on one SM to hold, if it does."""
-    if kernel == "hopper_kernel":
-        return _configs.HOPPER[arguments["BLOCK_M"], arguments["D"]].programs
-    return used[-1].programs if kernel == "split_kv_kernel" else None
+ATTENDING = "split_kv_kernel", "hopper_kernel"
 
 
 def _kernels(arch, which):
@@ -591,7 +593,7 @@ def _kernels(arch, which):
             compiled = compile_launch(kernel, arguments, TARGETS[arch])
             if compiled.hash not in seen:
                 seen.add(compiled.hash)
-                programs = _programs(compiled.metadata.name, arguments, used)
+                programs = used[-1].programs if compiled.metadata.name in ATTENDING else None
                 yield label, arguments, compiled, programs
 
 

@@ -66,9 +66,9 @@ def waits(arch):
 
 
 @pytest.mark.parametrize(("arch", "times"), [("sm_90", 1), pytest.param("sm_80", 0, marks=WHOLE)])
-def test_the_combine_starts_early_and_waits_before_it_reads(compiler_process, arch, times):
-    """GPUs before sm_90 have no such launches."""
-    assert compiler_process(waits, arch) == {"split_kv_kernel": 0, "combine_kernel": times}
+def test_attention_and_its_combine_start_early_and_wait_once(compiler_process, arch, times):
+    """Attention for what a layer writes before it; GPUs before sm_90 have no such launches."""
+    assert compiler_process(waits, arch) == {"split_kv_kernel": times, "combine_kernel": times}
 
 
 def test_a_fault_names_the_kernel_and_its_source(compiler_process):

@@ -1,11 +1,12 @@
 """Draws, walks and moves of a round in the emulator: exactly what torch makes of them."""
 
 import torch
+from specattn.triton_kernels.draw import draw_behind
 from specattn.triton_kernels.move_path import move_path
 from tests.draws import drawn_round
 from tests.moves import moved_by_indexing, moving
 
-from specattn.decoding.text.draws import Draws, draw_and_walk
+from specattn.decoding.text.draws import Draws, draw_and_walk, signed
 from specattn.tree import Tree
 
 from ..launch import emulated
@@ -25,6 +26,23 @@ def check_draws(arch, seeds, most=9, vocabulary=None, emulate=emulated, device="
                 nodes, rows = case.expected()
             assert torch.equal(report.cpu(), rows), seed
             assert torch.equal(accepted.nodes.cpu(), nodes), seed
+
+
+def check_chains(arch, seeds, emulate=emulated, device="cpu"):
+    """Draw behind chains, by a seed in memory, in two orders: what draws of a round are there."""
+    for seed in seeds:
+        case = drawn_round(seed).to(device)
+        nodes, logits = case.tree.size, case.logits.flatten(0, 1)[:, None]
+        places, noise, warmth = case.draws  # of each node a chain of its own
+        places = places.repeat_interleave(nodes, 1)
+        warmth = None if warmth is None else warmth.repeat_interleave(nodes)
+        kept = None if noise is None else torch.tensor([signed(noise)], device=device)
+        for ahead, order in enumerate(ORDERS):
+            with emulate(arch, order):
+                drawn = draw_behind(logits, ahead, warmth, places, kept)
+                depths = torch.tensor([ahead], device=device)
+                expected = Draws(places, noise, warmth)(logits, depths)
+            assert torch.equal(drawn.cpu(), expected.cpu().clamp(min=0)), seed
 
 
 def check_moves(arch, seeds, emulate=emulated, device="cpu"):

@@ -23,6 +23,11 @@ def test_trees_of_every_size(compiler_process, arch, most, vocabulary):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_chains_draw_what_rounds_draw(compiler_process, arch):
+    compiler_process(rounds.check_chains, arch, range(5))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_moves(compiler_process, arch):
     compiler_process(rounds.check_moves, arch, range(6))
 

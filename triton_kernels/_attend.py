@@ -157,6 +157,8 @@ def attend(
     if kind == "chain" or (window is not None and depths is None):
         # The tree's keys are looked up only where they lie in the cache.
         tree_stages = _configs.stages(config, lookups, 0 if has_tree_keys else lookups)
+    if form and config.block_m >= 64 and _configs.UNFENCED:
+        tree_stages = 1  # copies of the tree's own keys are not fenced there
     launch(
         split_kv_kernel, (kv_heads * tiles, slots, requests),
         q, k_cache, v_cache, lengths, indices, block_table, k_tree, v_tree, tree_mask, depths,

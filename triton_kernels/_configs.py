@@ -192,7 +192,10 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
     kind = f"{8 * dtype.itemsize}{form}"
     arch = _forced.get("arch") or _architecture(device)
     tiles = TABLE[arch][kind]
-    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") else 128
+    # What 8 bits become is stored by registers, and those stores every Triton fences. 64 rows of
+    # more columns would spill.
+    stored = UNFENCED and arch == "sm_90" and converts and columns <= 128
+    most = 32 if UNFENCED and arch in ("sm_90", "sm_100") and not stored else 128
     if UNFENCED and dtype.itemsize == 2:
         most = min(most, MISCOMPILED.get(D, (128, 128))[arch == "sm_80"])
     own_values = form == "_latent" and widths.block_v  # beside keys, so twice as many bytes
@@ -218,6 +221,8 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
     alone = arch == "gfx942" or (block_m == 16 and dtype.itemsize == 2 and not converts)
     programs = 1 if alone else 8 // num_warps
     block_n = 16 if own_values else tile.block_n
+    if stored and block_m >= 64:
+        block_n = 32  # with 64 keys at a time it miscompiles (`_miscompiled`)
     if arch == "sm_100" and block_m == 64 and lookups == 2:
         programs = 1  # two would take 64 bytes of shared memory more than there are
     config = AttentionConfig(block_m, block_n, num_warps, num_stages, programs, options)

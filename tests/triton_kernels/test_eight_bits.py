@@ -5,6 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specattn.triton_kernels import _configs
+
 import specattn
 from tests.cases import assert_accurate, expected, make_problem, problems
 from tests.eight_bits import CODES, EIGHT_BITS, forms, meant, quantise
@@ -164,3 +166,18 @@ def test_written_as_the_reference_writes(stored, scales, size):
         wanted = written("cpu")
     for x, y in zip(actual, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_old_compilers_have_large_tiles_of_what_registers_store(rows, arch, monkeypatch):
+    """What is copied in 16 bits wgmma would read unfenced; on sm_100 nothing has executed it."""
+    monkeypatch.setattr(_configs, "UNFENCED", True)
+    widths, large = _configs.widths_of(128, 128), (rows, 32)
+    for converts, tile in ((True, large if arch == "sm_90" else (32, 64)), (False, (32, 64))):
+        with _configs.forced(arch=arch):
+            _configs._forced.pop("block_n")  # of these tests
+            config = _configs.attention_config(
+                torch.device("cuda"), torch.bfloat16, rows, widths, 0, converts
+            )
+        assert config[:2] == tile

@@ -73,6 +73,11 @@ EIGHT = [
     Case("importance", lengths=(150, 0), stored="e4m3", per_head=False),
     Case("write", "bf16", stored="e4m3"),
     Case("write", "fp16", stored="int8", scales="heads", head_dim=80),
+    # Tiles of 64 rows, which wgmma multiplies where the tree's keys have 16 bits, and of 128.
+    Case("hybrid", rows=16, head_dim=128, lengths=(150, 9), stored="e4m3", kv_heads=1),
+    Case("logits", rows=13, group=5, lengths=(200,), stored="int8", paged=True, window=90),
+    Case("scores", "fp16", rows=16, lengths=(150, 0), stored="e5m2", tree="chain", kv_heads=1),
+    Case("gather", rows=32, lengths=(150, 0), stored="e4m3", scales="heads", kv_heads=1),
 ]
 
 # Latents: rows of one head in tiles of 16 and of 64, which come to be several.

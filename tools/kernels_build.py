@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python/specattn"
 VERSION = 1  # of the interface: a number in `get_kernel(..., version=1)`
-MODULES = ("acceptance", "call_forms", "files", "gpu_record", "tree", "warming", "_public")
-MODULES += ("_version", "__init__")
+MODULES = ("acceptance", "attention_plans", "call_forms", "files", "gpu_record", "tree", "warming")
+MODULES += ("_public", "_version", "__init__")
 FOLDERS = {
     "ops": PACKAGE / "ops",
     "backends": PACKAGE / "backends",

@@ -7,7 +7,7 @@ devices, packs tree masks and allocates.
 `rotate_heads`, `rms_norm`, `children`, `draw` and `move_path` are no primitives: inner functions of
 a decoder layer, of drafts and of a round, which trust what they are given.
 
-On Hopper `_hopper.py` serves some calls (`gpu_record.fastest_attention`), in Gluon, which the
+On Hopper `_hopper.py` serves some calls (`attention_plans.fastest`), in Gluon, which the
 interpreter does not run: executed in the PTX emulator (sm_90), and on an H100.
 
 The others are tested in Triton's interpreter, executed in a PTX emulator (sm_80 and sm_90) and

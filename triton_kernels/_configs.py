@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from .. import gpu_record
+from .. import attention_plans, gpu_record
+from ..attention_plans import COMBINED, Splits
 from ._bfloat16 import INTERPRETED
 
 
@@ -118,14 +119,13 @@ TABLE = {
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
 # the two proxies (triton-lang/triton#9610; tools/ptx finds it). Below 64 rows it is mma.sync.
-UNFENCED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+UNFENCED = attention_plans.is_unfenced()
 # What such a Triton miscompiles in larger tiles (`_miscompiled`): {D: the most rows, on sm_80}.
 MISCOMPILED = {8: (16, 16), 24: (16, 16), 40: (128, 32)}
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
 WORKSPACE = 64 << 20  # bytes that partial results may take
 DRAFTED = 64  # rows of a request; longer chains are prompts, and have a kernel of their own
-COMBINED = 16  # states of 128 that the combine merges at once
 _forced: dict = {}
 
 
@@ -304,59 +304,34 @@ def hopper_config(q, shape, kv_heads, page_size, *, collect, plain) -> HopperCon
     hopper = _forced.get("hopper", "arch" in _forced)  # what is compiled for need not be here
     if not hopper and ("hopper" in _forced or not _hopper_has_passed()):
         return None
+    if not attention_plans.gluon_may_serve(shape, arch, collects=collect != "none"):
+        return None
     tile = _forced.get("block_m", 64 if shape.rows <= 64 else 128), shape.head_dim
     config = HOPPER.get(tile)
     if collect == "scores":
         config = HOPPER_SCORES.get(tile, config)
     if plain and tile in HOPPER_PLAIN and page_size % HOPPER_PLAIN[tile].block_n == 0:
         config = HOPPER_PLAIN[tile]
-    fastest = gpu_record.fastest_attention(
-        shape, arch, _multiprocessors(q.device), kv_heads,
-        collects=collect != "none", gluon=bool(config),
-    )  # fmt: skip
+    fastest = attention_plans.fastest(
+        shape, arch, _multiprocessors(q.device), kv_heads, ("gluon", "triton")
+    )
     return config if fastest == "gluon" else None
-
-
-class Splits(NamedTuple):
-    """How the keys of each request are cut; `_blocks.split_size_of` says how they are used."""
-
-    wanted: int
-    least: int
-    most: int
-    slots: int  # of the grid: the splits of a request that fills its cache
 
 
 def splits(device, config, programs, span, state_bytes, *, alone=False, listed=False) -> Splits:
     """Return how requests are cut of which the longest may have ``span`` keys.
 
     ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
-    results take. One wave of programs is wanted: more would leave a short last one. A tile's
-    float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
-    V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM without work costs more),
-    at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
-    rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and come to
-    more where their keys pay for it. Beyond one wave only those requests of a batch are spread that
-    have twice ``most`` keys for each split: one ``alone`` would leave its last wave short.
+    results take; `attention_plans.splits` has the rest.
     """
-    places = config.programs * _multiprocessors(device)
-    first = places if config.block_m < 64 else _multiprocessors(device)
-    wanted, wave = (_wanted(x // programs) for x in (first, places))
-    least = _forced.get("least", max(128 if listed else 256, 4 * config.block_m))
-    most = max(4096, 256 * config.block_m)
-    if _forced.get("split_size"):
-        wanted, least, alone = 1 << 16, _forced["split_size"], False
-    count = min(wanted * max(1, span // (most * wanted)), triton.cdiv(span, least))
     limit = max(1, _forced.get("workspace", WORKSPACE) // state_bytes)
-    return Splits(wanted, least, most, max(1, min(count, wave if alone else limit, limit)))
-
-
-def _wanted(programs) -> int:
-    """Return how many splits make so many programs, or nearly.
-
-    33 would take the combine a third step for 3% more programs.
-    """
-    over = programs % COMBINED
-    return max(1, programs - over if over <= programs // COMBINED else programs)
+    if size := _forced.get("split_size"):
+        slots = min(triton.cdiv(span, size), limit)
+        return Splits(1 << 16, size, max(4096, 256 * config.block_m), max(1, slots))
+    return attention_plans.splits(
+        config.block_m, config.programs, _multiprocessors(device), programs, span,
+        limit=limit, alone=alone, listed=listed, least=_forced.get("least"),
+    )  # fmt: skip
 
 
 def combine_blocks(device, num_states, D, ragged=False) -> tuple[int, int, int, int]:

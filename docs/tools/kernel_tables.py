@@ -7,6 +7,9 @@ from typing import Any
 
 from records import markdown, read, size, table
 
+from specattn import attention_plans
+from specattn.gpu_record import Shape
+
 BARS = {  # of (primitive, keys, T): what may be moved at most, and the least share of the bandwidth
     ("hybrid", 8192, 1): (None, 0.60),
     ("hybrid", 8192, 16): (None, 0.55),
@@ -91,6 +94,34 @@ def h100_chains() -> str:
         cell = " / ".join(f"{time * 1e6:.3g}" for time in (own, times["flash-attn 3"]))
         cell = f"**{cell}**" if own > times["flash-attn 3"] else cell
         cell += f" ({times['sdpa'] * 1e6:.3g})" if "sdpa" in times else ""
+        found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
+    rows = sorted({count for cells in found.values() for count in cells})
+    header = ("B, keys", *(f"T={count}" for count in rows))
+    lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
+    return markdown(header, lines)
+
+
+@table("h100-predicted")
+def h100_predicted() -> str:
+    """Return what the model makes of those chains today, and FlashAttention 3's times over it."""
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for one in read("h100/chains.jsonl"):
+        of = Shape(
+            "hybrid_tree_attention", "bf16", 128, 4 * one["rows"], one["context"], one["batch"]
+        )
+        kernels = ("gluon", "triton", "cuda")[: 3 if of.rows <= 64 else 2]
+        time = min(attention_plans.microseconds(kernel, of, 8, 132) for kernel in kernels)
+        flash, sdpa = (
+            min(
+                (x["median"] * 1e6 / time for name, x in one["peers"].items() if kind in name),
+                default=0,
+            )
+            for kind in ("flash", "sdpa")
+        )
+        cell = f"{time:.3g}, {flash:.2f}"
+        cell = f"**{cell}**" if flash < 1 else cell
+        if sdpa:
+            cell += f" (**{sdpa:.2f}**)" if sdpa < 1 else f" ({sdpa:.2f})"
         found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
     rows = sorted({count for cells in found.values() for count in cells})
     header = ("B, keys", *(f"T={count}" for count in rows))

@@ -4,7 +4,7 @@
 our own GPUs needs no check. Kernels that have not passed on a GPU's architecture are left to
 Triton's there. A call is judged by the measured
 shape that is nearest in rows, context and batch, if all of them together double once at most;
-where none is near, by `fastest_attention`.
+where none is near, by `attention_plans`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from .files import cache_folder, write_atomically
 SCHEMA = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _FARTHEST = 1.0  # doublings
-_ONE_LAUNCH = 16384  # keys of a request up to which one launch in place of two pays
-_TWO_BLOCKS = 2048  # keys of an SM up to which two blocks read them faster than one
 _EMPTY: dict[str, Any] = {"schema": SCHEMA, "passed": {}, "fastest": {}}
 # By capability and Triton: what we have seen pass (docs/benchmarks.md, the GPU suite).
 _SEEN = {((9, 0), "3.6"): ("cuda", "gluon", "triton")}
@@ -62,7 +60,7 @@ def has_passed(kernels: str, capability: tuple[int, int]) -> bool:
     What was checked here decides, if something was.
     """
     here = _read(path())["passed"].get(_key(capability))
-    return kernels in (_SEEN.get((capability, _triton()), ()) if here is None else here)
+    return kernels in (_SEEN.get((capability, triton_version()), ()) if here is None else here)
 
 
 def note_passed(kernels: Iterable[str], capability: tuple[int, int]) -> None:
@@ -81,26 +79,6 @@ def winner(gpu: str, shape: Shape) -> str | None:
     return measured[nearest]
 
 
-def fastest_attention(
-    shape: Shape, arch: str, multiprocessors: int, kv_heads: int, *, collects: bool, gluon: bool
-) -> str:
-    """Return which kernel attends fastest where nothing was measured: "cuda", "gluon" or "triton".
-
-    Timed on an H100, and held for other GPUs of its kind (docs/benchmarks.md): from 17 packed rows
-    on a warpgroup multiplies faster. For few rows two of Gluon's blocks fill an SM's pipelines
-    sooner than one of Triton's, which reads long contexts at a higher rate; `csrc/cuda` merges its
-    splits in the same launch, but with several waits for L2 where rows are several, and behind
-    lists of keys later than Triton. ``gluon`` says whether Gluon's kernel serves the call.
-    """
-    if not arch.startswith(("sm_9", "sm_10")):
-        return "cuda"
-    few, keys = shape.rows <= 16, shape.batch * kv_heads * shape.context
-    if gluon and (not few or (not collects and keys <= _TWO_BLOCKS * multiprocessors)):
-        return "gluon"
-    lists = shape.op == "sparse_gather_attention"
-    return "cuda" if few and not lists and shape.context <= _ONE_LAUNCH else "triton"
-
-
 def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:
     """Record who was fastest: of each row its ``shape`` and the ``winner``."""
     record = _read(path())
@@ -108,7 +86,7 @@ def note_fastest(gpu: str, rows: list[dict[str, Any]]) -> None:
 
 
 @functools.cache
-def _triton() -> str:
+def triton_version() -> str:
     """Return the first two numbers of Triton's version, which decides what its kernels become."""
     try:
         return ".".join(importlib.metadata.version("triton").split(".")[:2])

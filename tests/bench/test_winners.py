@@ -99,7 +99,7 @@ def test_sweeps_of_two_machines_are_refused(tmp_path, capsys, monkeypatch):
 
 def test_what_passed_holds_for_its_architecture_and_joins_what_was_measured(written, monkeypatch):
     assert not gpu_record.has_passed("cuda", (9, 0))
-    monkeypatch.setattr(gpu_record, "_triton", lambda: "3.6")  # which we have seen pass
+    monkeypatch.setattr(gpu_record, "triton_version", lambda: "3.6")  # which we have seen pass
     assert gpu_record.has_passed("gluon", (9, 0))
     assert not gpu_record.has_passed("gluon", (10, 0))
     gpu_record.note_passed(["cuda", "triton"], (9, 0))  # what is found here decides

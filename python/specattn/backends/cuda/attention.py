@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ... import gpu_record
+from ... import attention_plans, gpu_record
 from ...call_forms import NotServed
 from ...reference._eight_bits import EIGHT_BITS
 from ..backend import operator_named
@@ -54,7 +54,6 @@ _COPIED = {"q", "k_cache", "v_cache", "k_tree", "v_tree", "out"}  # 16 bytes at 
 _NONE, _KEYS, _BEHIND = range(3)  # no tree, keys of its own, behind the prefix in the cache
 _FAN_IN = 8  # states that one block merges
 _WORKSPACE = 64 << 20  # bytes that partial results may take
-_GLUONS = (64, 128)  # head dimensions of the Hopper kernel in Gluon
 
 
 @functools.cache
@@ -112,6 +111,10 @@ def _plan(op: str, *args, device: Device) -> Plan:
         "COLLECT": _KINDS[collect],
     }  # fmt: skip
     places = {name: place for place, name in enumerate(ADDRESSES)}
+    served = attention_plans.served_by(
+        device.name, gpu_record.Shape(op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch),
+        device.arch, device.multiprocessors, kv_heads, collects=bool(collect),
+    )  # fmt: skip
     return Plan(
         Program("decode", tuple(defines.items())),
         (kv_heads, slots, batch),
@@ -127,12 +130,7 @@ def _plan(op: str, *args, device: Device) -> Plan:
         (places["partials"], 4 * states * (D + 1)) if slots > 1 else None,
         (places["counters"], batch * kv_heads * counters) if slots > 1 else None,
         (places["collected"], apart, names.index("collected")) if apart else None,
-        slower=_slower(
-            device,
-            gpu_record.Shape(op, gpu_record.DTYPES[q.dtype], D, T * group, span, batch),
-            kv_heads,
-            collect,
-        ),
+        slower=None if served == "cuda" else f"a shape for which the kernel in {served} is faster",
     )
 
 
@@ -140,24 +138,6 @@ hybrid_tree_attention = functools.partial(_plan, "hybrid_tree_attention")
 verify_attention = functools.partial(_plan, "verify_attention")
 sparse_gather_attention = functools.partial(_plan, "sparse_gather_attention")
 tree_attention = functools.partial(_plan, "tree_attention")
-
-
-def _slower(
-    device: Device, shape: gpu_record.Shape, kv_heads: int, collect: str | None
-) -> str | None:
-    """Return why another kernel is faster: by measurement here, or by ours on an H100."""
-    if winner := gpu_record.winner(device.name, shape):
-        return None if winner == "cuda" else f"a shape for which {winner} was measured faster"
-    gluon = (
-        device.arch.startswith("sm_90")
-        and shape.op in ("hybrid_tree_attention", "verify_attention")
-        and shape.head_dim in _GLUONS
-        and gpu_record.has_passed("gluon", (9, 0))
-    )
-    fastest = gpu_record.fastest_attention(
-        shape, device.arch, device.multiprocessors, kv_heads, collects=bool(collect), gluon=gluon
-    )
-    return None if fastest == "cuda" else f"a shape for which the kernel in {fastest} is faster"
 
 
 def _check(given: dict[str, torch.Tensor], rows: int, D: int, scale: float) -> None:
@@ -192,19 +172,12 @@ def _capacity(given: dict[str, torch.Tensor], page_size: int) -> int:
 
 
 def splits(device: Device, shape: Shape, heads: int, span: int) -> tuple[dict[str, int], int]:
-    """Return how the keys of each request are split, and the slots of the grid.
-
-    Before any split there are `heads` blocks, and the longest request may have `span` keys. One
-    wave of blocks is wanted. At ``least`` keys float32 partial results cost up to a quarter of what
-    K and V do, at ``most`` 1/64, which is cheap enough for long requests of a ragged batch to be
-    spread over the GPU.
-    """
-    wanted = max(1, shape.blocks * device.multiprocessors // heads)
-    least = max(256, 8 * shape.rows)
-    most = 16 * least
-    slots = max(min(wanted, -(-span // least)), -(-span // most), 1)
+    """Return how the keys of each request are split, and the slots of the grid."""
     limit = max(1, _WORKSPACE // (4 * heads * shape.rows * (shape.head_dim + 1)))
-    return {"wanted": wanted, "least": least, "most": most}, min(slots, limit)
+    *split, slots = attention_plans.decode_splits(
+        shape.rows, shape.blocks, device.multiprocessors, heads, span, limit=limit
+    )
+    return dict(zip(("wanted", "least", "most"), split, strict=True)), slots
 
 
 def _counters(slots: int) -> int:

@@ -4,7 +4,8 @@ What is multiplied is ``code - zero``, which is exact in 16 bits; products of up
 one scale are a chain of mma.m16n8k16 of their own, and their sum times the scale is added in
 float32. Sums are never split, so a row has the same bits among any others (`linear_few_rows`).
 Codes become numbers in registers: of 4 bits two neighbours stand in one, where a bitwise operation
-makes them 128 + code (in float16 1024 + code), and an addition takes off 128 + zero.
+makes them 128 + code (in float16 1024 + code), and an addition takes off 128 + zero. Floats of 8
+bits take four instructions for two, on every GPU: few have one that makes a bfloat16 of them.
 """
 
 # Branches on compile-time flags must stay statements of their own: the other side is not compiled.
@@ -16,10 +17,16 @@ import triton.language as tl
 
 from . import _configs
 from ._bfloat16 import cast
+from ._eight_bits import numbers as widened
 from ._launch import launch
 from .linear_few_rows import _load, _plus, _row_stride, _store
 
 BLOCK = tl.constexpr(128)  # codes of a step
+FORMS = {  # of codes, and what kernels read them as
+    torch.int8: ("int8", torch.int8),
+    torch.uint8: ("int4", torch.int32),
+    torch.float8_e4m3fn: ("e4m3", torch.uint8),
+}
 # Twice -128 as bfloat16, and -1024 as float16: a zero point is added to the last bits of both.
 LESS_BFLOAT16 = tl.constexpr(0xC300C300 - 2**32)
 LESS_FLOAT16 = tl.constexpr(0xE400E400 - 2**32)
@@ -110,6 +117,47 @@ def _bytes(codes, zero, dtype: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
+def _floats(codes, dtype: tl.constexpr, PTX: tl.constexpr):
+    """Return floats of 8 bits (e4m3) [N, C], which are loaded as uint8, as numbers.
+
+    A byte between its own signs is moved to where the type has exponent and mantissa, whose bias is
+    another: a product with a power of two sets that right, of subnormal numbers too.
+    """
+    if PTX and dtype == tl.bfloat16:
+        numbers = tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b, times, nothing;
+            mov.b32 times, 0x7b807b80;
+            mov.b32 nothing, 0x80008000;
+            prmt.b32 a, $2, 0, 0x9180;
+            prmt.b32 b, $2, 0, 0xb3a2;
+            shl.b32 a, a, 4;
+            shl.b32 b, b, 4;
+            and.b32 a, a, 0x87f087f0;
+            and.b32 b, b, 0x87f087f0;
+            fma.rn.bf16x2 $0, a, times, nothing;
+            fma.rn.bf16x2 $1, b, times, nothing; }""",
+            "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    elif PTX and dtype == tl.float16:
+        numbers = tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b, times;
+            mov.b32 times, 0x5c005c00;
+            prmt.b32 a, $2, 0, 0x9180;
+            prmt.b32 b, $2, 0, 0xb3a2;
+            shl.b32 a, a, 7;
+            shl.b32 b, b, 7;
+            and.b32 a, a, 0xbf80bf80;
+            and.b32 b, b, 0xbf80bf80;
+            mul.rn.f16x2 $0, a, times;
+            mul.rn.f16x2 $1, b, times; }""",
+            "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        numbers = cast(widened(codes, "e4m3", False), dtype)
+    return numbers
+
+
+@triton.jit
 def _of_group(p, row_ok, group, stride, WHOLE: tl.constexpr):
     """Load what rows [N] have for a group; 0 where there is no such row."""
     p += group * stride
@@ -123,7 +171,7 @@ def _of_group(p, row_ok, group, stride, WHOLE: tl.constexpr):
 # fmt: off
 @triton.jit
 def _zeros(
-    p, n, row_ok, group, stride, BITS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr,
+    p, n, row_ok, group, stride, FORM: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr,
 ):
     # fmt: on
     """Return the codes of rows ``n`` [N] that mean zero in a group; None for 0.
@@ -135,12 +183,12 @@ def _zeros(
         zero = _of_group(p, row_ok, group, stride, WHOLE)
         if WORDS:
             zero = zero << (24 - n % 4 * 8)
-            if BITS == 4:
+            if FORM == "int4":
                 zero = (zero >> 24) & 0xFF
             else:
                 zero = zero >> 24
         zero = zero.to(tl.int32)
-    elif BITS == 4:
+    elif FORM == "int4":
         zero = tl.full(row_ok.shape, 8, tl.int32)
     return zero
 
@@ -149,22 +197,24 @@ def _zeros(
 @triton.jit
 def _numbers(
     words, p_weight, row_ok, zero, k, K, AT: tl.constexpr, dtype: tl.constexpr,
-    BITS: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, PTX: tl.constexpr,
+    FORM: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, PTX: tl.constexpr,
 ):
     # fmt: on
     """Return the weights [K, N] of columns ``k``; of 4 bits those at ``AT`` of a block's words."""
-    if BITS == 4:
+    if FORM == "int4":
         numbers = _nibbles(words, zero, AT // 8, dtype, PTX)
-    else:
+    elif FORM == "int8":
         numbers = _bytes(_load(p_weight, row_ok, k, K, WHOLE, DEEP), zero, dtype, PTX)
+    else:
+        numbers = _floats(_load(p_weight, row_ok, k, K, WHOLE, DEEP), dtype, PTX)
     return numbers.T
 
 
 @triton.jit
-def _words(p_weight, row_ok, k0, BITS: tl.constexpr, WHOLE: tl.constexpr):
+def _words(p_weight, row_ok, k0, FORM: tl.constexpr, WHOLE: tl.constexpr):
     """Load a block's codes of 4 bits, which is whole whatever K is: [N, 16] of 32 bits."""
     words = 0
-    if BITS == 4:
+    if FORM == "int4":
         words = _load(p_weight, row_ok, k0 // 8 + tl.arange(0, 16), 0, WHOLE, True)
     return words
 
@@ -176,7 +226,7 @@ def linear_codes_kernel(
     x_stride, weight_stride, up_stride, residual_stride, out_stride,
     scale_stride, scale_step, zero_stride, zero_step,
     up_scale_stride, up_scale_step, up_zero_stride, up_zero_step,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr,
+    FORM: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr,
     WORDS: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -184,12 +234,13 @@ def linear_codes_kernel(
     # fmt: on
     """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
 
-    ``GROUP`` codes, None for all, share a scale. ``WHOLE`` and ``DEEP`` say that N and K are
-    multiples of BLOCK_N and of a block of codes. Of codes of 4 bits weights are words of 32 bits.
+    ``FORM`` is "int8", "int4" or "e4m3". ``GROUP`` codes, None for all, share a scale. ``WHOLE``
+    and ``DEEP`` say that N and K are multiples of BLOCK_N and of a block of codes. Of codes of 4
+    bits weights are words of 32 bits.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     SUMMED: tl.constexpr = BLOCK if GROUP is None or GROUP >= BLOCK else GROUP  # by themselves
-    COUNT: tl.constexpr = 32 if BITS == 4 or SUMMED == 32 or dtype == tl.float32 else 64
+    COUNT: tl.constexpr = 32 if FORM == "int4" or SUMMED == 32 or dtype == tl.float32 else 64
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok, row = n < N, n.to(tl.int64)
@@ -206,24 +257,24 @@ def linear_codes_kernel(
     nothing = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total, gate, more, more_gate = nothing, nothing, nothing, nothing  # ``more``: the second tile
     for k0 in tl.range(0, K, BLOCK, num_stages=STAGES):
-        words = _words(p_weight, n_ok, k0, BITS, WHOLE)
+        words = _words(p_weight, n_ok, k0, FORM, WHOLE)
         if up is not None:
-            up_words = _words(p_up, n_ok, k0, BITS, WHOLE)
+            up_words = _words(p_up, n_ok, k0, FORM, WHOLE)
         for first in tl.static_range(0, BLOCK, SUMMED):
             group = 0
             if GROUP is not None:
                 group = (k0 + first) // GROUP
                 if not DEEP:  # behind the last code x is 0
                     group = tl.minimum(group, groups - 1)
-            z = _zeros(p_zero, n, n_ok, group, zero_step, BITS, WHOLE, WORDS)
+            z = _zeros(p_zero, n, n_ok, group, zero_step, FORM, WHOLE, WORDS)
             if up is not None:
-                up_z = _zeros(p_up_zero, n, n_ok, group, up_zero_step, BITS, WHOLE, WORDS)
+                up_z = _zeros(p_up_zero, n, n_ok, group, up_zero_step, FORM, WHOLE, WORDS)
             part, part_gate, part_more, part_more_gate = nothing, nothing, nothing, nothing
             for at in tl.static_range(first, first + SUMMED, COUNT):
                 k = k0 + at + tl.arange(0, COUNT)
                 rows = _load(p_x, m < M, k, K, False, DEEP)
                 w = _numbers(
-                    words, p_weight, n_ok, z, k, K, at, dtype, BITS, WHOLE, DEEP, PTX
+                    words, p_weight, n_ok, z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
                 )
                 part = _plus(part, rows, w, PRECISION)
                 if TWO:
@@ -231,7 +282,7 @@ def linear_codes_kernel(
                     part_more = _plus(part_more, others, w, PRECISION)
                 if up is not None:
                     u = _numbers(
-                        up_words, p_up, n_ok, up_z, k, K, at, dtype, BITS, WHOLE, DEEP, PTX
+                        up_words, p_up, n_ok, up_z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
                     )
                     part_gate = _plus(part_gate, rows, u, PRECISION)
                     if TWO:
@@ -274,9 +325,9 @@ def linear_codes(x, weight, bias, up, activation, residual, scale, zero, up_scal
     Those of neighbouring rows should lie side by side: such are copied ahead of their use.
     """
     (M, K), N, groups = x.shape, len(weight), scale.shape[1]
-    bits = 4 if weight.dtype == torch.uint8 else 8
-    if bits == 4:
-        weight, up = (None if t is None else t.view(torch.int32) for t in (weight, up))
+    form, read_as = FORMS[weight.dtype]
+    group = BLOCK.value if form == "e4m3" else K // groups  # the last floats may be fewer
+    weight, up = (None if t is None else t.view(read_as) for t in (weight, up))
     words = all(t is None or _has_words(t) for t in (zero, up_zero))
     if words:
         zero, up_zero = (
@@ -289,7 +340,7 @@ def linear_codes(x, weight, bias, up, activation, residual, scale, zero, up_scal
         x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out, M, N, K, groups,
         *map(_row_stride, (x, weight, up, residual, out)),
         *(stride for t in (scale, zero, up_scale, up_zero) for stride in _strides(t)),
-        BITS=bits, GROUP=None if groups == 1 else K // groups, ACTIVATION=activation,
+        FORM=form, GROUP=None if groups == 1 else group, ACTIVATION=activation,
         WORDS=words, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0, TWO=tiles == 2,
         PTX=_configs.runs_ptx(x.device), PRECISION=blocks.precision,
         BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, STAGES=blocks.num_stages,

@@ -6,39 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specattn import _cpu, reference
+from tests.codes import FLOAT_FORMS, FLOATS, floats
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
 from tests.cpu.test_linear import per_isa, threads  # noqa: F401
 from tests.linear import ACTIVATIONS, DTYPES, check
-
-NUMBERS = torch.tensor([x for x in range(256) if x & 0x7F != 0x7F], dtype=torch.uint8)
-FORMS = [
-    (32, 1),
-    (33, 1),
-    (128, 1),
-    (192, 2),
-    (300, 3),
-    (1024, 8),
-    (2304, 18),
-    (2240, 18),
-    (901, 1),
-]
-
-
-def floats(outputs, depth, groups, scale_dtype, seed):
-    """Return codes of all numbers alike, the smallest too, and scales."""
-    generator = torch.Generator().manual_seed(seed)
-    places = torch.randint(0, len(NUMBERS), (outputs, depth), generator=generator)
-    scale = (torch.rand(outputs, groups, generator=generator) - 0.4) * depth**-0.5 / 64
-    scale[::3, 0] = 0
-    return NUMBERS[places].view(torch.float8_e4m3fn), scale.to(scale_dtype), None
 
 
 @per_isa
 @given(
     rows=st.integers(1, 64),
     outputs=st.integers(1, 110),
-    form=st.sampled_from(FORMS),
+    form=st.sampled_from(FLOAT_FORMS),
     dtype=st.sampled_from(DTYPES),
     scale_dtype=st.sampled_from(DTYPES),
     activation=st.sampled_from(ACTIVATIONS),
@@ -64,7 +43,7 @@ def test_against_float64(
 
 def test_every_code(isa):
     """Ones times each code in turn: numbers, which are exact in every type of x."""
-    codes = NUMBERS[:, None].repeat(1, 32).view(torch.float8_e4m3fn)
+    codes = FLOATS[:, None].repeat(1, 32).view(torch.float8_e4m3fn)
     for dtype in DTYPES:
         x = torch.zeros(1, 32, dtype=dtype)
         x[0, 5] = 1
@@ -90,7 +69,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(isa, threads, dtype, depth, g
             assert torch.equal(calls.linear_few_rows(*some), whole[rows])
 
 
-@pytest.mark.parametrize(("depth", "groups"), FORMS)
+@pytest.mark.parametrize(("depth", "groups"), FLOAT_FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantised_as_the_reference_says(isa, depth, groups, dtype):
     coded = floats(7, depth, groups, torch.float32, 3)

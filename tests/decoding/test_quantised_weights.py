@@ -128,6 +128,16 @@ def test_weights_of_16_bits(dtype):
         assert target.model is few
 
 
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_codes_stay_codes_where_a_model_gets_another_type(kind):
+    few, (text,) = copy.deepcopy(quantised(model_of(), kind)), prompts([5])
+    codes = [x.codes.view(torch.uint8).clone() for x in few.modules() if hasattr(x, "codes")]
+    few.to(torch.bfloat16)
+    assert few(text[None]).logits.dtype == torch.bfloat16
+    found = [x.codes.view(torch.uint8) for x in few.modules() if hasattr(x, "codes")]
+    assert all(map(torch.equal, found, codes))
+
+
 def test_the_model_itself_stays_and_both_go_together():
     model = model_of()
     before = {name: x.clone() for name, x in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""`linear_few_rows` of codes of 8 and 4 bits on the Triton kernel, against float64."""
+"""`linear_few_rows` of integers and floats of 8 and 4 bits in Triton, against float64."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import specattn
 from specattn.quantised import pack_nibbles
-from tests.codes import apart_in_words, grouped_by_columns, weights
+from tests.codes import FLOAT_FORMS, FLOATS, apart_in_words, grouped_by_columns, weights
 from tests.cpu.tensors import apart, normal
 from tests.linear import ACTIVATIONS, DTYPES, check
 
@@ -30,8 +30,10 @@ def multiplied(x, weight, bias, up, activation, residual, scale, zero, up_scale,
 @given(
     rows=st.integers(1, 64),
     outputs=st.integers(1, 70),
-    form=st.sampled_from(FORMS),
-    bits=st.sampled_from([8, 4]),
+    form_and_bits=st.one_of(
+        st.tuples(st.sampled_from(FORMS), st.sampled_from([8, 4])),
+        st.tuples(st.sampled_from(FLOAT_FORMS), st.just("e4m3")),
+    ),
     zeros=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     scale_dtype=st.sampled_from(DTYPES),
@@ -40,9 +42,9 @@ def multiplied(x, weight, bias, up, activation, residual, scale, zero, up_scale,
     seed=st.integers(0, 2**16),
 )
 def test_against_float64(
-    rows, outputs, form, bits, zeros, dtype, scale_dtype, activation, given_ones, seed
+    rows, outputs, form_and_bits, zeros, dtype, scale_dtype, activation, given_ones, seed
 ):
-    depth, groups = form
+    (depth, groups), bits = form_and_bits
     x, bias, residual = normal(seed, (rows, depth), (outputs,), (rows, outputs), dtype=dtype)
     strided, columns, biased, gated, added = given_ones
     weight, *rest = weights(outputs, depth, groups, bits, zeros, scale_dtype, seed)
@@ -76,12 +78,23 @@ def test_every_code_and_zero_point(bits, zeros):
             assert torch.equal(multiplied(x, packed, *[None] * 4, *rest)[0], exact.to(dtype))
 
 
+def test_every_float():
+    """Ones times each float of 8 bits in turn: numbers, which are exact in every type of x."""
+    codes = FLOATS[:, None].repeat(1, 32).view(torch.float8_e4m3fn)
+    for dtype in DTYPES:
+        x = torch.zeros(1, 32, dtype=dtype)
+        x[0, 5] = 1
+        rest = torch.ones(len(codes), 1), None, None, None
+        out = multiplied(x, codes, *[None] * 4, *rest)
+        assert torch.equal(out[0], codes[:, 0].to(dtype))
+
+
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 @pytest.mark.parametrize("rows", mostly(3, 40))
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, "e4m3"])
 def test_a_scale_that_is_no_number_is_seen(rows, bits):
-    (x,) = normal(0, (rows, 96), dtype=torch.bfloat16)
-    weight, scale, zero = weights(20, 96, 3, bits, True, torch.float32, 0)
+    (x,) = normal(0, (rows, 384), dtype=torch.bfloat16)
+    weight, scale, zero = weights(20, 384, 3, bits, True, torch.float32, 0)
     rest = (None, None)
     clean = multiplied(x, weight, *[None] * 4, scale, zero, *rest)
     scale[7, 1] = torch.nan

@@ -384,9 +384,9 @@ def linear(rows, outputs, depth, dtype, gated=False, activation=None, added=Fals
 
 def codes(rows, outputs, depth, dtype, bits, group, zeros=False, gated=False):
     """Multiply with codes, in groups or with one scale of a row, as a GPU's layers have them."""
-    packed = (outputs, depth) if bits == 8 else (outputs, 64 * triton.cdiv(depth, 128))
-    kind = torch.int8 if bits == 8 else torch.uint8
-    groups = depth // group if group else 1
+    packed = (outputs, 64 * triton.cdiv(depth, 128)) if bits == 4 else (outputs, depth)
+    kind = {8: torch.int8, 4: torch.uint8, "e4m3": torch.float8_e4m3fn}[bits]
+    groups = triton.cdiv(depth, group) if group else 1
     weight, scale = meta(*packed, dtype=kind), meta(groups, outputs, dtype=dtype).t()
     zero = meta(groups, outputs, dtype=kind).t() if zeros else None
     beside = (weight, scale, zero) if gated else (None, None, None)
@@ -568,10 +568,16 @@ def linear_calls(which):
     for (group, *options), rows, bits, dtype in itertools.product(forms, rows_of, (4, 8), dtypes):
         name = f"codes of {bits} bits, groups of {group}, {rows} rows, {TYPES[dtype]}"
         yield name, partial(codes, rows, 14336, 4096, dtype, bits, group, *options)
+    for rows, dtype in itertools.product(rows_of, dtypes):
+        name = f"floats of 8 bits, {rows} rows, {TYPES[dtype]}"
+        yield name, partial(codes, rows, 14336, 4096, dtype, "e4m3", 128, gated=True)
     if which in ("chosen", "small"):
         for rows, bits in itertools.product(rows_of, (4, 8)):
             name = f"codes of {bits} bits, no multiples, {rows} rows"
             yield name, partial(codes, rows, 1000, 1001, FP16, bits, None, True, True)
+        for rows in rows_of:
+            name = f"floats of 8 bits, no multiples, {rows} rows"
+            yield name, partial(codes, rows, 1000, 1001, FP16, "e4m3", 128, gated=True)
 
 
 def warps_of(compiled):

@@ -46,7 +46,7 @@ def linear_few_rows(
     With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
     ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they
     lie; `specattn.quantised` makes and packs them. Floats of 8 bits are codes without zero points;
-    that they are numbers is not looked at. They are served on a CPU.
+    that they are numbers is not looked at.
 
     Parameters
     ----------
@@ -105,9 +105,6 @@ def linear_few_rows(
         for name, given in codes.items():
             check_option(name, given, given is None, "None without a scale")
     sizes = check_tensors(**tensors)
-    if weight.dtype == torch.float8_e4m3fn:
-        where = x.device.type
-        check_option("weight", where, where == "cpu", "integers, or floats of 8 bits on a CPU")
     rows = math.prod(x.shape[:-1])
     check_option("x", rows, rows <= MOST_ROWS, f"at most {MOST_ROWS} rows in all")
     check_option("activation", activation, activation in ACTIVATIONS, f"one of {ACTIVATIONS}")

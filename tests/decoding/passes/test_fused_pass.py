@@ -70,8 +70,10 @@ def test_verification_is_the_models_own(family, tree, sizes):
     [
         ("int8", 6, 6),
         ("int4", 6, 6),
+        ("fp8", 6, 6),
         pytest.param("int8", 40, 0, marks=pytest.mark.slow),
         pytest.param("int4", 40, 0, marks=pytest.mark.slow),
+        pytest.param("fp8", 40, 0, marks=pytest.mark.slow),
     ],
 )
 def test_codes_are_multiplied_by_their_kernel(kind, rows, launches, monkeypatch):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from tests.codes import apart_in_words, grouped_by_columns, weights
+from tests.codes import FLOATS, apart_in_words, grouped_by_columns, weights
 from tests.cpu.tensors import apart, normal
 from tests.linear import check
 
@@ -25,7 +25,7 @@ class Codes:
     outputs: int
     depth: int
     groups: int
-    bits: int
+    bits: int | str  # as `tests.codes` names kinds
     dtype: torch.dtype = BF16
     scales: torch.dtype = BF16
     zeros: bool = False
@@ -69,6 +69,13 @@ LAYERS = {
     "8 bits, no multiples": Codes(33, 37, 301, 1, 8, FP16, FP32, True, None, True, True, True),
     "8 bits, 64 rows": Codes(64, 64, 512, 2, 8, zeros=True, activation="gelu_tanh", gated=True),
     "8 bits, float32": Codes(7, 40, 256, 4, 8, FP32, BF16, True, "gelu", False, True, True),
+    "floats, gate": Codes(8, 64, 512, 4, "e4m3", scales=FP32, activation="silu", gated=True),
+    "floats, one scale": Codes(3, 4096 + 32, 256, 1, "e4m3", FP16, BF16, added=True),
+    "floats, no multiples": Codes(
+        20, 37, 301, 3, "e4m3", FP16, FP32, False, None, True, True, True
+    ),
+    "floats, 64 rows": Codes(64, 64, 448, 4, "e4m3", scales=FP32, activation="gelu", gated=True),
+    "floats, float32": Codes(7, 40, 320, 3, "e4m3", FP32, FP32, False, "gelu", False, True, True),
 }
 
 
@@ -89,9 +96,20 @@ def check_layer(name, arch, orders=ORDERS):
     check(arguments, found[0])
 
 
+def check_every_float(dtype, arch):
+    """Each float of 8 bits times one is that number, or AssertionError."""
+    codes = FLOATS[:, None].repeat(1, 64).view(torch.float8_e4m3fn)
+    x = torch.zeros(1, 64, dtype=dtype)
+    x[0, 5] = 1
+    with emulated(arch, Options(count=False)):
+        found = _called([x, codes, *[None] * 4, torch.ones(len(codes), 1), *[None] * 3])
+    assert torch.equal(found[0], codes[:, 0].to(dtype))
+
+
 def check_bits(bits, dtype, arch):
     """Rows have the bits that they have among 64, or AssertionError."""
-    arguments = Codes(64, 40, 320, 5, bits, dtype, BF16, True, "gelu", True, True).arguments
+    groups = 3 if bits == "e4m3" else 5
+    arguments = Codes(64, 40, 320, groups, bits, dtype, BF16, True, "gelu", True, True).arguments
     x, residual = arguments[0], arguments[5]
     for options in (Options(count=False), *CUT_OFF):
         with emulated(arch, options):

@@ -10,7 +10,7 @@ from . import linear_codes
 
 WHOLE = pytest.mark.gpu_code("triton")
 ARCHITECTURES = ("sm_90", "sm_80")
-QUICK = [("4 bits, 20 rows", "sm_90"), ("8 bits, gate", "sm_80")]
+QUICK = [("4 bits, 20 rows", "sm_90"), ("8 bits, gate", "sm_80"), ("floats, gate", "sm_90")]
 OTHERS = [(n, a) for n in linear_codes.LAYERS for a in ARCHITECTURES if (n, a) not in QUICK]
 
 
@@ -37,6 +37,8 @@ def test_tensor_cores_may_cut_sums_off(compiler_process, name):
                 (8, linear_codes.BF16, "sm_90"),
                 (4, linear_codes.FP16, "sm_80"),
                 (8, linear_codes.FP16, "sm_80"),
+                ("e4m3", linear_codes.BF16, "sm_90"),
+                ("e4m3", linear_codes.FP16, "sm_80"),
                 (4, linear_codes.FP32, "sm_90"),
             )
         ),
@@ -46,9 +48,15 @@ def test_a_row_has_the_same_bits_among_any_others(compiler_process, bits, dtype,
     compiler_process(linear_codes.check_bits, bits, dtype, arch)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [linear_codes.BF16, linear_codes.FP16, linear_codes.FP32])
+def test_every_float_is_exact(compiler_process, dtype, arch):
+    compiler_process(linear_codes.check_every_float, dtype, arch)
+
+
 @WHOLE
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 8, "e4m3"])
 def test_sums_are_chains_of_one_instruction(compiler_process, arch, bits):
     """Others, as wgmma for 64 rows, would sum in another order."""
     one = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
@@ -67,6 +75,8 @@ def test_sums_are_chains_of_one_instruction(compiler_process, arch, bits):
                 (1, 128, 4, True, True, 1.26, 8.9),
                 (8, 64, 8, False, True, 1.06, 8.6),
                 (16, 1, 8, True, False, 1.05, 6.8),
+                (8, 32, "e4m3", False, False, 1.05, 6.4),
+                (16, 32, "e4m3", True, False, 1.05, 5.3),
             )
         ),
     ],
@@ -86,4 +96,4 @@ def test_codes_are_read_once(compiler_process, rows, groups, bits, gated, zeros,
     # Older Tritons read zero points of 8 bits from shared memory with conflicts.
     allowed = 0.4 * counts.shared_requests if UNFENCED and zeros and bits == 8 else 0
     assert counts.shared_conflicts <= allowed
-    assert 32 * counts.total_instructions / (codes * 8 / bits) < most
+    assert 32 * counts.total_instructions / (codes * (2 if bits == 4 else 1)) < most

@@ -52,8 +52,6 @@ def load_causal_model(
     ours = torch.device(device).type in DEVICES and tensor_parallel == 1
     with _naming(folder):
         layout = layout_of(config) if ours else None
-    if layout is not None and layout.floats and torch.device(device).type != "cpu":
-        layout = None  # for transformers to read, whose modules multiply with them
     if layout is not None:
         config.quantization_config = as_ours(layout, folder)
         where["config"] = config

@@ -48,11 +48,6 @@ class Layout(NamedTuple):
     """
 
     @property
-    def floats(self) -> bool:
-        """Whether codes are floats of 8 bits."""
-        return "weight_scale" in self.first
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of all tensors that a layer may have, but for its bias."""
         return (*self.first, *self.others)

@@ -64,7 +64,10 @@ class QuantisedLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply to all tensors, and lay what groups have as kernels of their device read it."""
+        before = self.weight.codes
         super()._apply(fn, recurse)
+        if self.weight.codes.dtype != before.dtype:  # floats are codes, whatever a model's type is
+            self.register_buffer("codes", fn(before.view(torch.uint8)).view(before.dtype))
         few = self.weight.laid()
         self.scale, self.zero = few.scale, few.zero
         return self
@@ -109,10 +112,6 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
         where = "more than one rank" if served else model.device.type
         raise ValueError(
             f"{asked}={kind!r}: expected a model on one CPU or GPU, got one on {where}"
-        )
-    if kind == "fp8" and model.device.type != "cpu":
-        raise ValueError(
-            f"{asked}='fp8': expected a model on a CPU, got one on {model.device.type}"
         )
     known = Model.of(model).recall("quantised", dict[str, _Remembered])
     number, tensors = structure_of(model).number, _tensors(model)

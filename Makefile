@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Of what pip installs few files are ever imported: Python compiles those when they are.
 export PIP_COMPILE := no
 
-.PHONY: demo test package cpp kernels docs lint fuzz sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
+.PHONY: demo test package cpp kernels docs lint fuzz fuzz-triton36 sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
@@ -58,6 +58,12 @@ cpp: $(VENV)/.dev
 ## The same properties with many more cases, and the slow sweeps.
 fuzz: $(VENV)/.dev
 	SPECATTN_HYPOTHESIS=fuzz SPECATTN_GPU_CODE=whole $(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+	$(if $(ARGS),,$(MAKE) fuzz-triton36)
+
+## Random calls of every primitive and small kernel, compiled by Triton 3.6 for sm_80 and sm_90 and executed in the emulator.
+fuzz-triton36: $(VENV)/triton36/.done
+	OMP_NUM_THREADS=1 $(VENV)/triton36/bin/python -m pytest -p no:cacheprovider -n 2 -m slow -k random \
+	    $$(grep -l compiler_process tools/ptx/tests/test_*.py) $(ARGS)
 
 ## The C++ kernels' tests, 2000 random cases among them, with address and undefined-behaviour checks;
 ## CASES=ci for fewer, CASES=fuzz for many more.

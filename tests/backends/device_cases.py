@@ -89,8 +89,8 @@ def check_layers(device):
     def emulate(arch, options):
         return on_device(device, "triton")
 
-    for name in linear.LAYERS:
-        linear.check_layer(name, None, emulate=emulate)
+    for layer in linear.LAYERS.values():
+        linear.check_layer(layer, None, emulate=emulate)
     for dtype in (linear.BF16, linear.FP16, linear.FP32):
         linear.check_bits(75, dtype, None, emulate)
 

@@ -52,9 +52,9 @@ ROWS = {
 ORDERS = (Options(), Options(warps=1, blocks=1, count=False))
 
 
-def check_rotated(name, arch, orders=ORDERS, **options):
+def check_rotated(sizes, arch, orders=ORDERS, **options):
     """Turn heads in several orders, which agree in every bit; right, or AssertionError."""
-    call, found = make_heads(**HEADS[name]), []
+    call, found = make_heads(**sizes), []
     for order in orders:
         done = call.to("cpu")
         with emulated(arch, order) as launches:
@@ -66,9 +66,8 @@ def check_rotated(name, arch, orders=ORDERS, **options):
         assert torch.equal(other.heads, found[0].heads)
 
 
-def check_steps(name, arch, orders=ORDERS, **options):
+def check_steps(shape, dtype, arch, orders=ORDERS, **options):
     """Norm rows, add them and gate them in several orders; right, or AssertionError."""
-    shape, dtype = ROWS[name]
     strided = len(shape) > 2
 
     def rows():

@@ -8,19 +8,19 @@ from ..launch import emulated
 from ..machine import Options
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-# Requests, nodes, vocabulary, dtype, children, the first node's number.
+# Requests, nodes, vocabulary, dtype, children, the first node's number, whether rows lie apart.
 LEVELS = {
-    "ten of parts": (1, 3, 2500, BF16, 10, 61),
-    "one part, float32": (2, 2, 129, FP32, 16, 5),
-    "strided, one child": (2, 4, 1025, FP16, 1, 0),
+    "ten of parts": (1, 3, 2500, BF16, 10, 61, False),
+    "one part, float32": (2, 2, 129, FP32, 16, 5, False),
+    "strided, one child": (2, 4, 1025, FP16, 1, 0, True),
 }
 ORDERS = (Options(), Options(warps=1, blocks=1, count=False))
 
 
-def check_level(name, arch, orders=ORDERS, **options):
+def check_level(sizes, arch, orders=ORDERS, **options):
     """Find children, the best of them, and what is expanded; right, or AssertionError."""
-    batch, nodes, vocabulary, dtype, width, first = LEVELS[name]
-    level = make_level(batch, nodes, vocabulary, dtype, strided="strided" in name, words=2)
+    *sizes, width, first, strided = sizes
+    level = make_level(*sizes, strided=strided, words=2)
     logits, scores, masks = level
     for order in orders:
         with emulated(arch, order) as launches:

@@ -71,12 +71,12 @@ def _called(arguments):
     return specattn.linear_few_rows(x, weight, bias, **options)
 
 
-def check_layer(name, arch, orders=ORDERS, emulate=emulated):
-    """Run a layer in several orders, which agree in every bit; right, or AssertionError.
+def check_layer(layer, arch, orders=ORDERS, emulate=emulated):
+    """Run a `Layer` in several orders, which agree in every bit; right, or AssertionError.
 
     ``emulate`` is what serves it.
     """
-    arguments, found = LAYERS[name].arguments, []
+    arguments, found = layer.arguments, []
     for order in orders:
         with emulate(arch, order):
             found.append(_called(arguments))

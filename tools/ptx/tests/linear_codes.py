@@ -86,9 +86,9 @@ def _called(arguments):
     return out
 
 
-def check_layer(name, arch, orders=ORDERS):
-    """Run a layer in several orders, which agree in every bit; right, or AssertionError."""
-    arguments, found = LAYERS[name].arguments, []
+def check_layer(layer, arch, orders=ORDERS):
+    """Run `Codes` in several orders, which agree in every bit; right, or AssertionError."""
+    arguments, found = layer.arguments, []
     for order in orders:
         with emulated(arch, order):
             found.append(_called(arguments))

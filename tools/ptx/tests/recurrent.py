@@ -27,9 +27,9 @@ CONVOLUTIONS = {
 ORDERS = (Options(), Options(warps=1, blocks=1, count=False))
 
 
-def check_gated(name, arch, orders=ORDERS):
+def check_gated(sizes, arch, orders=ORDERS):
     """Verify and commit in several orders, which agree in every bit; right, or AssertionError."""
-    rows, *sizes, options = GATED[name]
+    rows, *sizes, options = sizes
     problem = make_gated_delta(rows, *sizes, **options)
     ragged = len(set(rows)) > 1
     arguments, row_options = problem.arguments(ragged), problem.row_options(ragged)
@@ -51,9 +51,9 @@ def check_gated(name, arch, orders=ORDERS):
     assert torch.equal(state[counts == 0], problem.state[counts == 0])
 
 
-def check_convolution(name, arch, orders=ORDERS):
+def check_convolution(sizes, arch, orders=ORDERS):
     """Convolve and commit in several orders, which agree; right, or AssertionError."""
-    rows, *sizes, options = CONVOLUTIONS[name]
+    rows, *sizes, options = sizes
     problem = make_causal_conv(rows, *sizes, **options)
     ragged = len(set(rows)) > 1
     arguments, row_options = problem.arguments(ragged), problem.row_options(ragged)

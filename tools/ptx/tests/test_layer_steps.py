@@ -17,12 +17,12 @@ def cases(names):
 
 @pytest.mark.parametrize(("name", "arch"), cases(layer_steps.HEADS))
 def test_rotate_heads(compiler_process, name, arch):
-    compiler_process(layer_steps.check_rotated, name, arch)
+    compiler_process(layer_steps.check_rotated, layer_steps.HEADS[name], arch)
 
 
 @pytest.mark.parametrize(("name", "arch"), cases(layer_steps.ROWS))
 def test_norms_and_gates(compiler_process, name, arch):
-    compiler_process(layer_steps.check_steps, name, arch)
+    compiler_process(layer_steps.check_steps, *layer_steps.ROWS[name], arch)
 
 
 @WHOLE

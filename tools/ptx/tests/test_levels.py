@@ -10,7 +10,7 @@ from .test_layer_steps import WHOLE, cases
 
 @pytest.mark.parametrize(("name", "arch"), cases(levels.LEVELS))
 def test_levels(compiler_process, name, arch):
-    compiler_process(levels.check_level, name, arch)
+    compiler_process(levels.check_level, levels.LEVELS[name], arch)
 
 
 @WHOLE

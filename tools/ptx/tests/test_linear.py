@@ -16,13 +16,13 @@ OTHERS = [(n, a) for n in linear.LAYERS for a in ARCHITECTURES if (n, a) not in 
     ("name", "arch"), [*QUICK, *(pytest.param(*x, marks=WHOLE) for x in OTHERS)]
 )
 def test_layer(compiler_process, name, arch):
-    compiler_process(linear.check_layer, name, arch)
+    compiler_process(linear.check_layer, linear.LAYERS[name], arch)
 
 
 @WHOLE
 @pytest.mark.parametrize("name", linear.LAYERS)
 def test_tensor_cores_may_cut_sums_off(compiler_process, name):
-    compiler_process(linear.check_layer, name, "sm_90", linear.CUT_OFF)
+    compiler_process(linear.check_layer, linear.LAYERS[name], "sm_90", linear.CUT_OFF)
 
 
 @pytest.mark.parametrize(

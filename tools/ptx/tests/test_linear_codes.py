@@ -18,13 +18,15 @@ OTHERS = [(n, a) for n in linear_codes.LAYERS for a in ARCHITECTURES if (n, a) n
     ("name", "arch"), [*QUICK, *(pytest.param(*x, marks=WHOLE) for x in OTHERS)]
 )
 def test_layer(compiler_process, name, arch):
-    compiler_process(linear_codes.check_layer, name, arch)
+    compiler_process(linear_codes.check_layer, linear_codes.LAYERS[name], arch)
 
 
 @WHOLE
 @pytest.mark.parametrize("name", linear_codes.LAYERS)
 def test_tensor_cores_may_cut_sums_off(compiler_process, name):
-    compiler_process(linear_codes.check_layer, name, "sm_90", linear_codes.CUT_OFF)
+    compiler_process(
+        linear_codes.check_layer, linear_codes.LAYERS[name], "sm_90", linear_codes.CUT_OFF
+    )
 
 
 @pytest.mark.parametrize(

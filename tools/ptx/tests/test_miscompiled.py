@@ -1,6 +1,5 @@
 """Kernels that Triton miscompiles: which ones, that none of ours is, and that none would run."""
 
-import random
 from unittest import mock
 
 import pytest
@@ -11,7 +10,6 @@ from specattn.triton_kernels import _miscompiled
 
 from .. import offline
 from ..launch import emulated
-from . import checks
 from .case import Case
 from .operations import OPERATIONS
 from .test_kernels import ARCHITECTURES, WHOLE
@@ -72,31 +70,3 @@ def found(arch, which):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_kernel_that_ships_is_miscompiled(compiler_process, arch):
     assert compiler_process(found, arch, "chosen") == []
-
-
-def drawn(seed):
-    """Return a random case of the split kernel with heads of any size."""
-    choose = random.Random(seed)
-    rows, group = choose.randint(1, 16), choose.choice((1, 3, 4, 5, 8))
-    op = choose.choice(("hybrid", "gather", "scores", "logits"))
-    gathers = op == "gather"
-    return Case(
-        op,
-        dtype=choose.choice(("bf16", "fp16", "bf16", "fp32")),
-        rows=rows,
-        head_dim=choose.choice((8 * choose.randint(1, 8), 8 * choose.randint(1, 32))),
-        lengths=(choose.randint(1, 200), choose.choice((0, 9))),
-        group=group,
-        kv_heads=1,
-        paged=choose.random() < 0.5,
-        tree=choose.choice(("random", "chain", "random" if gathers else "in_cache")),
-        window=None if gathers else choose.choice((None, 1, 20, 100)),
-        hopper=False,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("seed", range(60))
-def test_heads_of_any_size(compiler_process, seed, arch):
-    compiler_process(checks.check, drawn(seed), arch, checks.SCHEDULES)

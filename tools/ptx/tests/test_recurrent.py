@@ -17,9 +17,9 @@ def cases(names):
 
 @pytest.mark.parametrize(("name", "arch"), cases(recurrent.GATED))
 def test_gated_delta(compiler_process, name, arch):
-    compiler_process(recurrent.check_gated, name, arch)
+    compiler_process(recurrent.check_gated, recurrent.GATED[name], arch)
 
 
 @pytest.mark.parametrize(("name", "arch"), cases(recurrent.CONVOLUTIONS))
 def test_causal_conv(compiler_process, name, arch):
-    compiler_process(recurrent.check_convolution, name, arch)
+    compiler_process(recurrent.check_convolution, recurrent.CONVOLUTIONS[name], arch)

@@ -119,7 +119,7 @@ TABLE = {
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
 # the two proxies (triton-lang/triton#9610; tools/ptx finds it). Below 64 rows it is mma.sync.
-UNFENCED = attention_plans.is_unfenced()
+UNFENCED = attention_plans.is_unfenced(triton.__version__)
 # What such a Triton miscompiles in larger tiles (`_miscompiled`): {D: the most rows, on sm_80}.
 MISCOMPILED = {8: (16, 16), 24: (16, 16), 40: (128, 32)}
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.

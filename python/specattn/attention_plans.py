@@ -49,13 +49,12 @@ def gpu_of(arch: str) -> Gpu:
     return B200 if 100 <= number < 120 else L40S
 
 
-def is_unfenced() -> bool:
-    """Return whether Triton lets groups of warps multiply what is not fenced, as before 3.7.
+def is_unfenced(version: str) -> bool:
+    """Return whether that Triton lets groups of warps multiply what is not fenced, as before 3.7.
 
     Its tiles of 16 bits have at most 32 rows then, which single warps multiply.
     """
-    version = gpu_record.triton_version()
-    return bool(version) and tuple(map(int, version.split("."))) < (3, 7)
+    return bool(version) and tuple(map(int, version.split(".")[:2])) < (3, 7)
 
 
 class Splits(NamedTuple):
@@ -83,10 +82,9 @@ def splits(
 
     A multiprocessor holds ``resident`` tiles of ``block_m`` rows, there are ``programs`` of them
     before any cut, and memory for ``limit`` slots. One wave of programs is wanted: more would leave
-    a short last one. A tile's
-    float32 partials, written and read, are 8 * BLOCK_M bytes for each of the D columns, where K and
-    V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM without work costs more),
-    at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
+    a short last one. A tile's float32 partials, written and read, are 8 * BLOCK_M bytes for each of
+    the D columns, where K and V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM
+    without work costs more), at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
     rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and come to
     more where their keys pay for it. Beyond one wave only those requests of a batch are spread that
     have twice ``most`` keys for each split: one ``alone`` would leave its last wave short.
@@ -142,7 +140,8 @@ def cut_of(kernel: str, shape: Shape, kv_heads: int, multiprocessors: int, gpu: 
     if kernel == "gluon":
         block_m, resident = (64, 2) if shape.rows <= 64 else (128, 1)
     else:
-        block_m = min(padded, 32 if gpu.groups and is_unfenced() else 64)
+        old = is_unfenced(gpu_record.triton_version())
+        block_m = min(padded, 32 if gpu.groups and old else 64)
         resident = 1 if block_m == 16 else 2
     found = splits(
         block_m, resident, multiprocessors, heads * -(-shape.rows // block_m), shape.context,

@@ -84,10 +84,11 @@ def splits(
     before any cut, and memory for ``limit`` slots. One wave of programs is wanted: more would leave
     a short last one. A tile's float32 partials, written and read, are 8 * BLOCK_M bytes for each of
     the D columns, where K and V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM
-    without work costs more), at ``most`` 1/128 or less. Lists are short: half as many keys of one fill the GPU. Tiles of 64
-    rows begin with one program per SM, which is enough to keep 64 KiB in flight there, and come to
-    more where their keys pay for it. Beyond one wave only those requests of a batch are spread that
-    have twice ``most`` keys for each split: one ``alone`` would leave its last wave short.
+    without work costs more), at ``most`` 1/128 or less. Lists are short: half as
+    many keys of one fill the GPU. Tiles of 64 rows begin with one program per SM, which is enough
+    to keep 64 KiB in flight there, and come to more where their keys pay for it. Beyond one wave
+    only those requests of a batch are spread that have twice ``most`` keys for each split: one
+    ``alone`` would leave its last wave short.
     """
     places = resident * multiprocessors
     first = places if block_m < 64 else multiprocessors

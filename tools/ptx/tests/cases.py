@@ -127,6 +127,13 @@ SMALL = [
     for D in (8, 24, 40)
     for rows, group in ((5, 5), (16, 4))
 ]
+SMALL += [
+    Case(op, head_dim=D, rows=16, kv_heads=1, lengths=(90,), stored=stored)
+    for op, D, stored in (
+        *(("hybrid", 16, "e5m2"), ("gather", 16, "int8"), ("scores", 32, "int8")),
+        *(("hybrid", 64, "int8"), ("scores", 64, "e5m2")),
+    )
+]
 
 # What always runs: every primitive, each kernel of attention once.
 QUICK = [
@@ -152,6 +159,7 @@ SELECTED = [
     *EIGHT[2:],
     *LATENTS[1:],
     *SMALL[:6],
+    *SMALL[-5:],
     *(case for case in ENGINES if case not in QUICK),
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch

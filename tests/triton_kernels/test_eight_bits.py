@@ -180,3 +180,16 @@ def test_old_compilers_have_large_tiles_of_what_registers_store(rows, arch, monk
                 torch.device("cuda"), torch.bfloat16, rows, widths, 0, converts
             )
         assert config[:2] == tile
+
+
+@pytest.mark.parametrize(
+    ("arch", "D", "rows"),
+    [("sm_80", 64, 32), ("sm_80", 80, 64), ("sm_90", 32, 32), ("sm_90", 64, 64)],
+)
+def test_old_compilers_have_small_tiles_of_what_they_miscompile(arch, D, rows, monkeypatch):
+    monkeypatch.setattr(_configs, "UNFENCED", True)
+    with _configs.forced(arch=arch):
+        config = _configs.attention_config(
+            torch.device("cuda"), torch.bfloat16, 64, _configs.widths_of(D, D), 0, True
+        )
+    assert config.block_m == rows

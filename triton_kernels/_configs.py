@@ -200,8 +200,7 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
     most = 32 if UNFENCED and arch in ("sm_90", "sm_100") and not stored else 128
     if UNFENCED and dtype.itemsize == 2:
         most = min(most, MISCOMPILED.get(D, (128, 128))[arch == "sm_80"])
-    wide = MISCOMPILED_BELOW.get(arch, 0)
-    if UNFENCED and converts and D < wide:
+    if UNFENCED and converts and MISCOMPILED_BELOW.get(arch, 0) > D:
         most = min(most, 32)
     own_values = form == "_latent" and widths.block_v  # beside keys, so twice as many bytes
     if own_values and arch == "sm_80":

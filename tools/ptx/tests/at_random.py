@@ -91,10 +91,12 @@ def _coins(choose, count):
 def _heads(choose):
     head_dim = 8 * choose.randint(1, 16)
     stored = choose.choice((None, None, *EIGHT_BITS.values()))
+    heads = choose.choice(((1, 1), (4, 2), (3, 3), (6, 1), (0, 5), (9, 2), (3, 0)))
     return {
         "batch": choose.randint(1, 3),
         "rows": choose.randint(1, 6),
-        "heads": choose.choice(((1, 1), (4, 2), (3, 3), (6, 1), (0, 5), (9, 2), (3, 0))),
+        "heads": heads,
+        "stores": heads[1] > 0,
         "head_dim": head_dim,
         "half": choose.randint(1, head_dim // 2),
         "dtype": choose.choice(TYPES),

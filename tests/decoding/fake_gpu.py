@@ -114,5 +114,6 @@ def _wrapped(result):
         return result.as_subclass(_OnGPU)
     if isinstance(result, (tuple, list)):
         parts = [_wrapped(x) for x in result]
-        return type(result)(parts) if type(result) in (tuple, list) else tuple(parts)
+        named = hasattr(result, "n_fields")  # torch's own, with names
+        return type(result)(parts) if named or type(result) in (tuple, list) else tuple(parts)
     return result

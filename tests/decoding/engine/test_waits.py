@@ -1,5 +1,6 @@
 """How often a round on a GPU makes the host wait: once, for what was emitted."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import (
 )
 
 import specattn
-from specattn.decoding import Sampler
+from specattn.decoding import PromptLookup, Sampler, Suffix, TokenRecycling
 from specattn.decoding.engine.contract import Draft, Drafter
 from specattn.decoding.engine.loop import run_rounds
 from specattn.decoding.text.sequences import Sequences
@@ -23,13 +24,14 @@ from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 from tests.decoding.fake_gpu import FakeGPU
 
-V, CUDA = 50, torch.device("cuda", 0)
+V, CUDA = 7, torch.device("cuda", 0)
 
 
 class Counting:
-    """A model that says every token's successor."""
+    """A model that says every token's successor, round and round."""
 
     device = CUDA
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=V))
 
     def __init__(self, batch):
         self.cache = KVCache(2, batch, 64, 2, 8, device=CUDA)
@@ -47,8 +49,8 @@ class Counting:
 class Guesses(Drafter):
     """Drafts the same tree in every round; notes what had been waited for before."""
 
-    def __init__(self, parents, gpu, sequences):
-        self.tree, self.gpu, self.sequences = Tree(parents).to(CUDA), gpu, sequences
+    def __init__(self, parents, gpu, context):
+        self.tree, self.gpu, self.sequences = Tree(parents).to(CUDA), gpu, context.sequences
         self.offsets = torch.tensor([0, 1, 2, 2][: len(parents)]).to(CUDA)
         self.noted, self.counts = [], []
 
@@ -60,25 +62,48 @@ class Guesses(Drafter):
         self.counts.append(list(verified.counts))
 
 
-def waits_of_rounds(parents, processors, do_sample):
-    """Return what each round has waited for that no request ended, and what was accepted."""
+class Noted(Drafter):
+    """A method's drafter, of which is noted what `Guesses` notes."""
+
+    def __init__(self, method, gpu, context):
+        self.drafter, self.gpu, self.sequences = method.start(context), gpu, context.sequences
+        self.noted, self.counts = [], []
+
+    def propose(self, root):
+        self.noted.append((list(self.sequences.active), self.gpu.waits.copy()))
+        return self.drafter.propose(root)
+
+    def on_accepted(self, draft, accepted, result):
+        self.drafter.on_accepted(draft, accepted, result)
+
+    def observe(self, verified):
+        self.counts.append(list(verified.counts))
+        self.drafter.observe(verified)
+
+    def compact(self, rows):
+        self.drafter.compact(rows)
+
+
+def waits_of_rounds(drafter_of, processors=(), do_sample=False):
+    """Return what each round has waited for that no request ended, and the drafter."""
     gpu = FakeGPU()
     with gpu.serving(), specattn.use_backend("reference"):
-        rows = [torch.arange(5), torch.arange(5) + 7]
+        rows = [torch.arange(5), (torch.arange(5) + 3) % V]
         criteria = StoppingCriteriaList([MaxLengthCriteria(20)])
         sequences = Sequences(rows, [0, 0], 40, criteria, CUDA)
         target = Counting(len(rows))
         sampler = Sampler(LogitsProcessorList(processors), do_sample, sequences, 3)
-        drafter = Guesses(parents, gpu, sequences)
         names = {"target": target, "sequences": sequences, "sampler": sampler, "generator": None}
-        run_rounds(SimpleNamespace(**names), drafter, Stopwatch(CUDA))
+        context = SimpleNamespace(**names)
+        drafter = drafter_of(gpu, context)
+        run_rounds(context, drafter, Stopwatch(CUDA))
     waits = [
         after[len(before) :]
         for (active, before), (still, after) in zip(drafter.noted, drafter.noted[1:], strict=False)
         if active == still
     ]
     assert len(waits) > 2
-    return waits, drafter.counts
+    return waits, drafter
 
 
 TREES = {"root": [-1], "chain": [-1, 0, 1], "tree": [-1, 0, 0, 1]}
@@ -93,13 +118,35 @@ PROCESSORS = {
 @pytest.mark.parametrize("processors", PROCESSORS.values(), ids=PROCESSORS)
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
 def test_a_round_waits_once(parents, processors, do_sample):
-    waits, counts = waits_of_rounds(parents, processors, do_sample)
+    waits, drafter = waits_of_rounds(partial(Guesses, parents), processors, do_sample)
     assert waits == [["event"]] * len(waits)
-    assert max(map(max, counts)) == min(2, len(parents) - 1)
+    assert max(map(max, drafter.counts)) == min(2, len(parents) - 1)
 
 
 def test_processors_of_texts_wait_more_often():
     """They are asked level by level, on the host."""
     processors = [RepetitionPenaltyLogitsProcessor(1.1)]
-    waits, _ = waits_of_rounds(TREES["tree"], processors, do_sample=True)
+    waits, _ = waits_of_rounds(partial(Guesses, TREES["tree"]), processors, do_sample=True)
     assert min(map(len, waits)) > 1
+
+
+LOOKUPS = {
+    "suffix": Suffix(nodes=6, k=2),
+    "suffix without recycling": Suffix(nodes=6, recycling=False),
+    "prompt_lookup": PromptLookup(gamma=3),
+    "token_recycling": TokenRecycling(nodes=6, depth=2, k=2),
+}
+
+
+@pytest.mark.parametrize("method", LOOKUPS.values(), ids=LOOKUPS)
+def test_who_learns_what_followed_waits_for_nothing_else(method):
+    """Shapes of trees that were never met included."""
+    waits, drafter = waits_of_rounds(partial(Noted, method))
+    assert waits == [["event"]] * len(waits)
+    assert max(map(max, drafter.counts)) > 0
+
+
+def test_successors_that_a_gpu_ranked_come_with_the_report():
+    _, drafter = waits_of_rounds(partial(Noted, LOOKUPS["suffix"]))
+    best = drafter.drafter.successors[:, 0]
+    assert best.tolist() == [(token + 1) % V for token in range(V)]

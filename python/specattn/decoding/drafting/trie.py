@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from specattn.decoding.engine.contract import Draft
+from specattn.decoding.text.draws import uploaded
 from specattn.tree import Tree
 
 Paths = Iterable[Sequence[int]]
@@ -30,10 +31,7 @@ def draft_of_tries(root: torch.Tensor, tries: Sequence[Trie]) -> Draft:
     """Return the draft of each request's trie; arguments as for `draft_of_paths`."""
     size = max(len(parents) for parents, _ in tries)
     tree = shared_tree(tuple(tuple(parents) for parents, _ in tries), root.device)
-    drafted = torch.tensor(
-        [tokens + [0] * (size - len(tokens)) for _, tokens in tries], device="cpu"
-    )
-    tokens = drafted.to(root.device)
+    tokens = uploaded([tokens + [0] * (size - len(tokens)) for _, tokens in tries], root.device)
     tokens[:, 0] = root
     return Draft(tree, tokens)
 
@@ -85,6 +83,9 @@ def followed(parents: Sequence[int], tokens: Sequence[int], path: Sequence[int])
 @lru_cache(maxsize=256)
 def shared_tree(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Tree:
     """Return one tree for all requests or a batch of them, with what follows from it kept."""
-    if len(set(shapes)) == 1:
-        return Tree(shapes[0]).to(device)
-    return Tree.stack([Tree(parents) for parents in shapes]).to(device)
+    alike = len(set(shapes)) == 1
+    tree = Tree(shapes[0]) if alike else Tree.stack([Tree(parents) for parents in shapes])
+    if device.type == "cpu":
+        return tree
+    parents = uploaded(tree.parent_lists[0] if alike else tree.parent_lists, device)
+    return Tree(parents, max_depth=tree.max_depth, max_width=tree.max_width)

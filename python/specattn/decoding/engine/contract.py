@@ -111,6 +111,12 @@ class Drafter:
         """Draft a tree behind `root` [B], the last committed token of every request."""
         raise NotImplementedError
 
+    def on_accepted(self, draft: Draft, accepted: Accepted, result: Verification) -> None:
+        """Enqueue what `observe` is to read on the host: the report of the round comes behind it.
+
+        So the host waits once, for both.
+        """
+
     def observe(self, verified: Verified) -> None:
         """Learn from a verification; the accepted path is already committed to the cache.
 

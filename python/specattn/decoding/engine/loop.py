@@ -98,6 +98,8 @@ def run_rounds(
         accepted, report = context.sampler.accept(
             draft.tree, draft.tokens, result.logits, draft.probs, context.generator
         )
+        drafter.on_accepted(draft, accepted, result)
+        report.send()  # behind it what no drafter reads before the next round
         counts, in_place = report.counts, draft.tree.is_chain
         target.cache.commit(accepted.nodes, accepted.counts, in_place=in_place, on_host=counts)
         outcomes = report.read()  # a GPU is at work on the commit meanwhile

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import PreTrainedModel
 
+from specattn.acceptance import Accepted
 from specattn.decoding.drafting.pace import PacedDrafter, Share
 from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.drafting.trained import Trained
@@ -35,6 +36,7 @@ from specattn.decoding.model.checkpoint import folder_of
 from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import is_rounded
 from specattn.decoding.passes.attention import NO_CAPTURE
+from specattn.decoding.passes.runner import Verification
 from specattn.peak_memory import available_bytes
 
 TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, DFlash, Mtp, Medusa)
@@ -229,6 +231,9 @@ class _AutoDrafter(Drafter):
             self.capture = self.vegas.captured(draft.tree.size)
         drafters = [self.name if own and self.name else Suffix.name for own in self.own]
         return draft._replace(drafters=drafters)
+
+    def on_accepted(self, draft: Draft, accepted: Accepted, result: Verification) -> None:
+        self.suffix.on_accepted(draft, accepted, result)
 
     def observe(self, verified: Verified) -> None:
         mine, whole = self.name is not None, all(self.own)

@@ -7,6 +7,7 @@ ends, as the text grows. What has no match is drafted from Token Recycling's tab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from specattn.acceptance import Accepted
 from specattn.decoding.drafting.corpus import corpora_of, suffix_index
 from specattn.decoding.drafting.gains import SIZES, Lookups
 from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.drafting.trie import followed, shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
+from specattn.decoding.passes.runner import Verification
+from specattn.decoding.text.draws import downloaded
 from specattn.tree import Tree
 
 MOST_SUCCESSORS = 64
@@ -141,12 +145,14 @@ class SuffixDrafter(Drafter):
         self.times, self.pacer = native.PassTimes([method.max_nodes], [1.0]), None
         if method.nodes is None:
             self.pacer = Pacer(context, most_looked_up=method.max_nodes)
+        self.ranked: torch.Tensor | None = None  # by a GPU, on its way to the host
         self.alone = True  # or else whether it drafts is not its own choice
         self.asked = False  # whether this round has looked up
         self.looked_up: tuple[Lookup, list[int]] | None = None  # what, and where texts ended
         self.room = torch.empty(
-            len(self.running) * method.max_nodes, dtype=torch.int64, device="cpu"
-        )
+            len(self.running) * method.max_nodes,
+            dtype=torch.int64, device="cpu", pin_memory=target.device.type != "cpu",
+        )  # fmt: skip
         self.drafted: dict[int, torch.Tensor] = {}  # the part of `room` for so many rows
         self.promised = self.accepted = self.expected = 0.0
         self.root_alone = Tree.chain(0, device=target.device)
@@ -192,7 +198,8 @@ class SuffixDrafter(Drafter):
         self.expected = sum(lookup.expected)
         if lookup.rows == 1:
             return self.nothing(root)
-        return Draft(shared_tree(lookup.shapes, root.device), lookup.drafted.to(root.device))
+        tokens = lookup.drafted.to(root.device, non_blocking=True)
+        return Draft(shared_tree(lookup.shapes, root.device), tokens)
 
     def nothing(self, root: torch.Tensor) -> Draft:
         """Return `root` [B] alone as a draft."""
@@ -213,9 +220,25 @@ class SuffixDrafter(Drafter):
             self.pacer.begin(draft.tree.size)
         return draft
 
+    def on_accepted(self, draft: Draft, accepted: Accepted, result: Verification) -> None:
+        """Let a GPU rank what comes after the root and every accepted token."""
+        on_gpu = result.logits.device.type != "cpu"
+        if self.successors is None or not (on_gpu and self.learns):
+            return
+        path = torch.nn.functional.pad(accepted.nodes, (1, 0)).clamp_min(0)  # ends with roots
+        wide = path[..., None].expand(-1, -1, result.logits.shape[2])
+        best = result.logits.gather(1, wide).topk(self.successors.shape[1]).indices
+        tokens = draft.tokens.gather(1, path)
+        self.ranked = downloaded(torch.cat([tokens[..., None], best], 2))
+
+    @property
+    def learns(self) -> bool:
+        """Whether the round tells something: else the text is read before the next lookup."""
+        return self.pacer is None or self.asked
+
     def observe(self, verified: Verified) -> None:
         """Learn what the target ranked best, and of an own draft how much was accepted."""
-        if self.pacer is None or self.asked:  # else the text is read before the next lookup
+        if self.learns:
             self._learn(verified)
         if self.pacer is not None and self.alone:
             self.pacer.end(verified)
@@ -250,9 +273,10 @@ class SuffixDrafter(Drafter):
         logits, tokens = verified.result.logits, verified.draft.tokens
         if self.successors is None:
             self.catch_up()
-        elif logits.device.type != "cpu":
+        elif self.ranked is not None:
             self.catch_up()  # before the table knows what came
-            self._recycle(verified)
+            self._recycle(self.ranked, verified.counts)
+            self.ranked = None
         else:
             logits = logits.float() if logits.dtype == torch.float64 else logits
             self.catch_up(logits, tokens, verified.accepted.nodes)
@@ -278,22 +302,13 @@ class SuffixDrafter(Drafter):
         if self.method.cache is not None and not self.running:
             known.keep(self.method.cache)
 
-    def _recycle(self, verified: Verified) -> None:
-        """Keep what the target ranked best after the tokens that stay, where a GPU has ranked."""
+    def _recycle(self, ranked: torch.Tensor, counts: Sequence[int]) -> None:
+        """Keep each token's best successors, [B, rows, 1 + k] behind it: of the first rows."""
         assert self.successors is not None
-        logits, tokens = verified.result.logits, verified.draft.tokens
-        size = verified.draft.tree.size
-        visited = [
-            request * size + node
-            for request, path in enumerate(verified.accepted.nodes.tolist())
-            for node in (0, *path)
-            if node >= 0
-        ]
-        rows = torch.tensor(visited, device=tokens.device)
-        best = logits.flatten(0, 1).index_select(0, rows).topk(self.successors.shape[1]).indices
-        tokens = tokens.flatten().index_select(0, rows)
-        # numpy's assignment keeps the last of a token's rows.
-        self.successors.numpy()[tokens.numpy(force=True)] = best.numpy(force=True)
+        for own, count in zip(ranked.numpy(), counts, strict=True):
+            stays = own[: count + 1]
+            # numpy's assignment keeps the last of a token's rows.
+            self.successors.numpy()[stays[:, 0]] = stays[:, 1:]
 
     def details(self) -> dict[str, Any]:
         """Return what passes were found to cost, and how true the expectations were."""

@@ -19,8 +19,10 @@ import torch
 from specattn.decoding.drafting.calibrating import pass_sizes
 from specattn.decoding.drafting.gains import SIZES, Effort, Nodes, TreeGains
 from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
+from specattn.decoding.drafting.trie import shared_tree
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.engine.method import Method
+from specattn.decoding.text.draws import uploaded
 from specattn.tree import Tree
 
 
@@ -108,13 +110,14 @@ class _RankTree:
     """A tree of paths of ranks, and per level its nodes' parents and ranks."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]], device: torch.device):
-        self.tree = Tree.from_paths(paths, device=device)
+        shape = Tree.from_paths(paths).parent_lists[0]
+        self.tree = shared_tree((tuple(shape),), device)
         self.ordered = sorted(paths, key=lambda path: (len(path), path))
         widths = [len(list(level)) for _, level in itertools.groupby(self.ordered, len)]
-        ranks = torch.tensor([path[-1] for path in self.ordered], dtype=torch.int64, device=device)
+        ranks = uploaded([path[-1] for path in self.ordered], device, dtype=torch.int64)
         parents = self.tree.parents[1:]
         self.levels = list(zip(parents.split(widths), ranks.split(widths), strict=True))
-        self.halvings = torch.tensor([_halvings(path) for path in self.ordered], device=device)
+        self.halvings = uploaded([_halvings(path) for path in self.ordered], device)
 
     def nodes(self, tokens: torch.Tensor) -> Nodes:
         """Return the nodes of trees whose drafted tokens [B, n] are these."""
@@ -127,9 +130,8 @@ class _RankTree:
     def places(self, part: _RankTree) -> torch.Tensor:
         """Return where the nodes of a part of this tree stand in it, the root included."""
         numbers = {path: n for n, path in enumerate(self.ordered, start=1)}
-        return torch.tensor(
-            [0, *map(numbers.__getitem__, part.ordered)], device=self.halvings.device
-        )
+        places = [0, *map(numbers.__getitem__, part.ordered)]
+        return uploaded(places, self.halvings.device)
 
 
 def _halvings(path: tuple[int, ...]) -> int:

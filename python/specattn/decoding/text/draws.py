@@ -35,13 +35,16 @@ class Report:
         """How many nodes each request accepted, or None where the host would have to wait."""
         return [len(outcome.tokens) - 1 for outcome in self._outcomes]
 
+    def send(self) -> None:
+        """Enqueue the copy to the host; what was enqueued before is there with it."""
+
     def read(self) -> list[Outcome]:
         """Return the outcomes; waits until they are there."""
         return self._outcomes
 
 
 class CopiedReport(Report):
-    """A report that a device has written, int64 [B, 4 + depth], on its way to the host.
+    """A report that a device has written, int64 [B, 4 + depth], which is sent to the host.
 
     Of each request the next token, how many nodes were drafted and are accepted, how deep the tree
     went, and the accepted tokens: what kernels read, the token and the count, lies at whole 16
@@ -49,12 +52,11 @@ class CopiedReport(Report):
     """
 
     def __init__(self, rows: torch.Tensor):
-        self._rows = rows
-        if rows.device.type != "cpu":
-            self._rows = torch.empty(rows.shape, dtype=rows.dtype, device="cpu", pin_memory=True)
-            self._rows.copy_(rows, non_blocking=True)
-        self._clock = Clock(rows.device)
-        self._copied = self._clock.now()
+        self._rows, self._clock, self._sent = rows, Clock(rows.device), None
+
+    def send(self) -> None:
+        """Enqueue the copy to the host."""
+        self._rows, self._sent = downloaded(self._rows), self._clock.now()
 
     @property
     def counts(self) -> None:
@@ -63,7 +65,9 @@ class CopiedReport(Report):
 
     def read(self) -> list[Outcome]:
         """Return the outcomes; waits for the copy, not for what was enqueued behind it."""
-        self._clock.wait(self._copied)
+        if self._sent is None:
+            self.send()
+        self._clock.wait(self._sent)
         return [
             Outcome(drafted, depth, [*path[:count], token])
             for token, drafted, count, depth, *path in self._rows.tolist()
@@ -75,6 +79,14 @@ def uploaded(values: Any, device: torch.device, **options: Any) -> torch.Tensor:
     on_gpu = device.type != "cpu"
     tensor = torch.tensor(values, device="cpu", pin_memory=on_gpu, **options)
     return tensor.to(device, non_blocking=True) if on_gpu else tensor
+
+
+def downloaded(x: torch.Tensor) -> torch.Tensor:
+    """Return where a device's tensor is copied to on the host, in its stream: nothing waits."""
+    if x.device.type == "cpu":
+        return x
+    kept = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+    return kept.copy_(x, non_blocking=True)
 
 
 def signed(seed: int) -> int:

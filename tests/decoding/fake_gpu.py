@@ -12,6 +12,11 @@ _READS = {
     "__bool__", "__int__", "__float__", "__index__", "__contains__",
 }  # fmt: skip
 _CUDA = torch.device("cuda", 0)
+SEGMENTS = [
+    {"device": device, "segment_pool_id": pool, "total_size": size}
+    for device, pool, size in ((0, (0, 0), 1), (0, (0, 1), 20), (0, (0, 2), 300), (1, (0, 3), 4000))
+]
+"""Of torch's memory: its own on one GPU, of two pools of graphs, and of one on another."""
 
 
 class _OnGPU(torch.Tensor):
@@ -98,6 +103,7 @@ class FakeGPU(TorchFunctionMode):
             mock.patch.object(torch.cuda, "Event", Event),
             mock.patch.object(torch.cuda, "current_stream", return_value=None),
             mock.patch.object(torch.cuda, "synchronize", side_effect=waits.append),
+            mock.patch.object(torch.cuda, "memory_snapshot", return_value=SEGMENTS),
             self,
         ):
             yield self

@@ -115,6 +115,8 @@ def _details(one: Continuation) -> dict[str, str]:
         details["% of all rounds that accept at 1, 2, ..."] = " ".join(
             f"{100 * rate:.0f}" for rate in rates
         )
+    if found.graph_bytes:
+        details["CUDA graphs"] = f"{found.graph_bytes / 2**20:,.0f} MiB"
     own = {label: value for label, value in found.details.items() if value is not None}
     return details | {
         label: _detail(value) for label, value in own.items() if not isinstance(value, dict)

@@ -96,7 +96,7 @@ def waits_of_rounds(drafter_of, processors=(), do_sample=False):
         names = {"target": target, "sequences": sequences, "sampler": sampler, "generator": None}
         context = SimpleNamespace(**names)
         drafter = drafter_of(gpu, context)
-        run_rounds(context, drafter, Stopwatch(CUDA))
+        assert run_rounds(context, drafter, Stopwatch(CUDA)).graph_bytes == 320
     waits = [
         after[len(before) :]
         for (active, before), (still, after) in zip(drafter.noted, drafter.noted[1:], strict=False)

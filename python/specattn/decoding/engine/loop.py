@@ -12,6 +12,7 @@ from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
 from specattn.decoding.engine.target import Target
 from specattn.decoding.text.rounds import Round, pass_times
 from specattn.decoding.text.statistics import RequestStatistics, Statistics, Stopwatch
+from specattn.peak_memory import graph_bytes
 
 CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""
@@ -136,5 +137,6 @@ def run_rounds(
     seconds: dict[str, Any] = watch.totals()
     found = Statistics(requests, **seconds)
     found.times, found.cache_bytes = pass_times(watch.seconds()), cache_bytes
+    found.graph_bytes = graph_bytes(target.device)
     found.details = {**(found.by_drafter("") if taking_turns else {}), **drafter.details()}
     return found

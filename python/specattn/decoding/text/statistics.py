@@ -22,7 +22,8 @@ _SECONDS = (
     "target_seconds",
     "accept_seconds",
 )
-_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes", "drafter_cache_bytes")
+_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes")
+_OF_THE_RUN += ("drafter_cache_bytes", "graph_bytes")
 MEANINGS = {
     "tokens/s": "new tokens per second, prefill left out",
     "total": "seconds, prefill included",
@@ -139,6 +140,8 @@ class Statistics:
         One that a run borrows from the last one may have more room than the run needs.
     drafter_cache_bytes : int
         What the caches of trained drafters, or of a model that drafts, take beside it.
+    graph_bytes : int
+        What the process' CUDA graphs held at the end of the run (`specattn.peak_memory`).
     """
 
     requests: list[RequestStatistics]
@@ -150,6 +153,7 @@ class Statistics:
     times: list[PassTimes] = field(default_factory=list, repr=False)
     cache_bytes: int = 0
     drafter_cache_bytes: int = 0
+    graph_bytes: int = 0
 
     def __str__(self) -> str:
         rows = self.figures().items()

@@ -105,7 +105,7 @@ setup(
     package_dir={"": "python", **FOLDERS},
     py_modules=["specattn_command"],  # outside the package: see there
     packages=[name for package, folder in FOLDERS.items() for name in subpackages(package, folder)],
-    package_data={"specattn": ["py.typed", "*.pyi"], "specattn.cli": ["*.css", "*.html"]},
+    package_data={"specattn": ["py.typed", "*.pyi"], "specattn.pages": ["*.css", "*.html"]},
     ext_modules=[cpu],
     cmdclass={"build_ext": BuildSideBySide, "build_py": BuildWithTarget},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

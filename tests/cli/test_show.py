@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from specattn.cli.authors import CORRECTED, OWN, Authors
 from specattn.decoding import Round
+from specattn.pages.authors import CORRECTED, OWN, Authors
 from tests.cli.conftest import start
 
 STYLE = re.compile(r"\x1b\[([\d;]*)m")

@@ -15,7 +15,7 @@ import pytest
 
 from specattn import cli
 from specattn.cli import terminal
-from specattn.cli.terminal import escaped
+from specattn.escaping import escaped
 from tests.cli.test_show import on_terminal  # noqa: F401
 
 TITLE = "\x1b]0;pwned\x07"  # sets the title of a terminal's window

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import aligned, fitting
 from specattn.cli.terminal import (
     console,
-    escaped,
     output,
     preload,
     progress_bars,
@@ -30,13 +28,12 @@ from specattn.cli.terminal import (
     write_line,
 )
 from specattn.conform import Answer, Endpoint, Finding, Request, Verdict, judge, noise_of
+from specattn.conform.judge import BAD
 from specattn.conform.prompts import PROMPTS
-from specattn.files import write_atomically
+from specattn.escaping import escaped
 
 SCHEMA = "specattn.conform/1"
-_BAD = (Verdict.DIFFERENT, Verdict.NOTHING)
 FEW = 200  # places that tell little of what rounding can do
-_SHOWN = 60  # characters of a text before and behind the place where it parts
 
 
 class Engine(Protocol):
@@ -123,8 +120,10 @@ def conform(
     if options.json_file is not None:
         write_json(content, options.json_file)
     if options.html is not None:
-        _write_page(options.html, content, [*notes, summary])
-    if any(counts[kind] for kind in _BAD):
+        from specattn.conform.page import write_page
+
+        write_page(options.html, content, [*notes, summary])
+    if any(counts[kind] for kind in BAD):
         raise typer.Exit(1)
 
 
@@ -213,49 +212,3 @@ def _row(name: str, one: Finding) -> dict[str, str]:
         "tokens": " / ".join(filter(None, shown)),
         "why": one.reason,
     }
-
-
-def _write_page(file: Path, content: dict[str, Any], lines: list[str]) -> None:
-    """Write a page without scripts that needs nothing but itself."""
-    from specattn.cli.page import filled, in_html, notes, read, table_of
-
-    rows, sections = [], []
-    for number, one in enumerate(content["prompts"]):
-        good, name = one["verdict"] not in _BAD, in_html(one["name"])
-        verdict = f'<span class="{"yes" if good else "no"}">{one["verdict"]}</span>'
-        if one["place"] is not None:
-            parts = [f'<h2 id="p{number}">{name}</h2>']
-            parts.append(f"<p>{verdict}: {in_html(one['reason'])}</p>")
-            for engine, before, behind in _around(one["texts"], content["engines"]):
-                before = f'<span class="prompt">{in_html(before)}</span>'
-                behind = f'<span class="d0">{in_html(behind)}</span>'
-                parts.append(f'{notes(engine)}<pre tabindex="0">{before}{behind}</pre>')
-            sections.append("".join(parts))
-            name = f'<a href="#p{number}">{name}</a>'
-        place = "" if one["place"] is None else str(one["place"])
-        rows.append({"prompt": name, "verdict": verdict, "parts at": place})
-    first, second = content["engines"]
-    page = filled(
-        "page.html",
-        command="conform",
-        title=in_html(second),
-        style=read("page.css"),
-        heading=notes(
-            f"{first}, held against it {second}",
-            ", ".join(f"{name} {x}" for name, x in content["request"].items()),
-        ),
-        verdict=notes(*lines),
-        summary=table_of(rows),
-        sections="".join(sections),
-    ).encode()
-    write_atomically(file, lambda partial: partial.write_bytes(page))
-
-
-def _around(texts: list[str], engines: list[str]) -> list[tuple[str, str, str]]:
-    """Return of each engine its name, and its text before and behind where the two part."""
-    common = len(os.path.commonprefix(texts))
-    start, end = max(common - _SHOWN, 0), common + _SHOWN
-    return [
-        (name, text[start:common], text[common:end])
-        for name, text in zip(engines, texts, strict=True)
-    ]

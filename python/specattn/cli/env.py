@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specattn.cli.machine import facts
 from specattn.cli.table import key_values
 from specattn.cli.terminal import preload, write_line
+from specattn.machine import facts
 
 
 def env() -> None:

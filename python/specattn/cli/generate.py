@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specattn.cli.authors import Authors
 from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, preload, say
+from specattn.pages.authors import Authors
 
 if TYPE_CHECKING:
     from specattn.decoding import Method

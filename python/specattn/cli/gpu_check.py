@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import typer
 
 from specattn.cli.errors import one_of
-from specattn.cli.machine import facts
 from specattn.cli.options import option, takes_options
 from specattn.cli.table import key_values
 from specattn.cli.terminal import preload, write_line
+from specattn.machine import facts
 
 
 @dataclass(frozen=True, kw_only=True)

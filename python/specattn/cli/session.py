@@ -13,7 +13,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
 from transformers.generation import StoppingCriteriaList
 
-from specattn.cli.authors import EARLIER, Authors, Pieces
 from specattn.cli.errors import naming
 from specattn.cli.loading import Checkpoint, Prompt, read_texts, tokenize, versions
 from specattn.cli.options import OF_GENERATE, DecodingOptions
@@ -26,6 +25,7 @@ from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.proving import prove
 from specattn.decoding.text.statistics import distinct
 from specattn.distributed.launch import Started
+from specattn.pages.authors import EARLIER, Authors, Pieces
 from specattn.peak_memory import peak_bytes, reset_peak
 
 # What is obeyed of a checkpoint's generation_config: where a text ends, by these and by stop

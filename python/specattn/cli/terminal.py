@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,16 +30,9 @@ from rich.status import Status
 from rich.text import Text
 
 import specattn
-from specattn.cli.authors import Pieces
 from specattn.cli.errors import on_signals
-
-# Controls but newline and tab, what overrides the direction of text, and bytes that are no text.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def escaped(text: str) -> str:
-    """Return a text without what would steer a terminal, which is shown as Python writes it."""
-    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+from specattn.escaping import escaped
+from specattn.pages.authors import Pieces
 
 
 class _Output:

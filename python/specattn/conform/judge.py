@@ -23,6 +23,10 @@ class Verdict(StrEnum):
     NOTHING = "nothing compared"
 
 
+BAD = (Verdict.DIFFERENT, Verdict.NOTHING)
+"""Verdicts that keep an engine from being acquitted."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What was found for a prompt; gaps are of logits, each in one engine."""

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from specattn.decoding import Plain, Vegas
-from specattn.decoding.engine.method import refuse_unsupported
+from specattn.decoding.engine.obeyed import refuse_unsupported
 from tests.decoding.models import (
     VOCABULARY,
     greedy_by_transformers,

@@ -15,7 +15,7 @@ from specattn.blocks.recorder import Recorder
 from specattn.decoding import Target, generate
 from specattn.decoding.engine import target
 from specattn.decoding.engine.snapshot import PromptSnapshot
-from specattn.decoding.passes.attention import eager_attention
+from specattn.decoding.passes.interface import eager_attention
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 from tests.decoding.fuzzing import methods, model_of

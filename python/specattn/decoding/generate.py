@@ -23,9 +23,9 @@ from specattn.decoding.engine.method import (
     OnTokens,
     RunOptions,
     Texts,
-    refuse_unsupported,
     run,
 )
+from specattn.decoding.engine.obeyed import refuse_unsupported
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from specattn.decoding import Target
-from specattn.decoding.passes import attention
+from specattn.decoding.passes import interface
 from specattn.tree import Tree
 from tests.decoding.models import prompts, tiny_model
 
 
 def verify(model, **options):
     """Run a verification in which layers hand `options` to the attention function."""
-    inner = attention.attention
+    inner = interface.attention
     (text,) = prompts([9])
     target = Target(model, batch=1, capacity=20, compile="off")
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(attention, "attention", lambda *a, **given: inner(*a, **given, **options))
+        patch.setattr(interface, "attention", lambda *a, **given: inner(*a, **given, **options))
         target.prefill([text], chunk_size=64)
         return target.verify(Tree.chain(2), torch.tensor([[3, 4, 5]])).logits
 

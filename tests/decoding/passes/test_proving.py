@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from specattn.decoding import FAMILIES, Target, generate, prove
 from specattn.decoding.model.families import Family, check_supported
-from specattn.decoding.passes import attention, probe, proving
+from specattn.decoding.passes import attention, interface, probe, proving
 from tests.decoding.models import (
     SHAPE,
     WINDOW,
@@ -85,13 +85,13 @@ def test_a_window_longer_than_the_probe_is_seen_to_be_missing(dtype, monkeypatch
 
 @pytest.mark.parametrize("option", ["softcap", "s_aux", "scaling"])
 def test_an_option_that_is_not_obeyed_is_noticed(option, monkeypatch):
-    inner = attention.attention
+    inner = interface.attention
 
     def without(*arguments, **options):
         options[option] = 0.5 if option == "scaling" else None
         return inner(*arguments, **options)
 
-    monkeypatch.setattr(attention, "attention", without)
+    monkeypatch.setattr(interface, "attention", without)
     model = tiny_model("gpt_oss" if option == "s_aux" else "gemma2")
     with refused(model, "the attention of layer 0"):
         prove(model)

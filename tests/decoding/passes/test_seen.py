@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from specattn.decoding.passes.attention import attach_streams
+from specattn.decoding.passes.interface import attach_streams
 from specattn.decoding.passes.seen import Seen
 from tests.decoding.models import tiny_model
 

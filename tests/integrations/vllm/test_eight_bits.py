@@ -8,7 +8,7 @@ from specattn.reference._eight_bits import dequantised, dynamic_scale, quantised
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from specattn.decoding import generate
-from specattn.decoding.passes.attention import eager_attention
+from specattn.decoding.passes.interface import eager_attention
 from specattn.integrations.vllm.attention import EIGHT_BITS, SpecattnAttention, scales_rows
 from tests.integrations.vllm.engine import BLOCK, TINY, Engine, prompt_of
 

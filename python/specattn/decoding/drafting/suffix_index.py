@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from specattn.decoding.drafting.heap import pop, push
 from specattn.decoding.drafting.suffix_array import LONGEST, NO_MATCH, Corpus, Match, sort_suffixes
 from specattn.decoding.drafting.suffix_automaton import ORDERED, ROOT, Automaton
 from specattn.decoding.drafting.suffix_shares import Correction, Share
@@ -242,7 +243,7 @@ class SuffixDrafter:
                 chance = node.probability * self._correction.corrected(one.probability)
                 if chance >= least:
                     below = (one.token, one.state, one.length, node.depth + 1)
-                    _push(waiting, _Node(chance, number, *below))
+                    push(waiting, _Node(chance, number, *below))
 
         if nodes < 1 or depth < 1:
             return tree
@@ -250,7 +251,7 @@ class SuffixDrafter:
         while waiting and len(tree.tokens) < nodes:
             if goes_on is not None and not goes_on(tree, waiting[0].probability):
                 break
-            node, number = _pop(waiting), len(tree.tokens)
+            node, number = pop(waiting), len(tree.tokens)
             tree.parents.append(node.parent)
             tree.tokens.append(node.token)
             tree.probabilities.append(node.probability)
@@ -373,30 +374,3 @@ def _sum(probabilities: Sequence[Any]) -> float:
     for one in probabilities:
         total += float(one)
     return total
-
-
-def _push(heap: list[_Node], node: _Node) -> None:
-    """Add a node to a heap, as C++'s ``push_heap`` does: so equal ones leave it in its order."""
-    heap.append(node)
-    _rise(heap, len(heap) - 1, node)
-
-
-def _pop(heap: list[_Node]) -> _Node:
-    """Take the most probable node out of a heap, as ``pop_heap`` does."""
-    top, node = heap[0], heap.pop()
-    hole, size = 0, len(heap)
-    if not size:
-        return top
-    while (child := 2 * hole + 2) < size:
-        child -= heap[child].probability < heap[child - 1].probability
-        heap[hole], hole = heap[child], child
-    if child == size:
-        heap[hole], hole = heap[child - 1], child - 1
-    _rise(heap, hole, node)
-    return top
-
-
-def _rise(heap: list[_Node], hole: int, node: _Node) -> None:
-    while hole and heap[above := (hole - 1) // 2].probability < node.probability:
-        heap[hole], hole = heap[above], above
-    heap[hole] = node

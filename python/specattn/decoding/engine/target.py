@@ -25,8 +25,8 @@ from specattn.decoding.model.model import Model
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.structure import structure_of
 from specattn.decoding.model.text_model import check_device, text_model
-from specattn.decoding.passes.attention import attach
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
+from specattn.decoding.passes.interface import attach
 from specattn.decoding.passes.padding import most_spare
 from specattn.decoding.passes.proving import proved
 from specattn.decoding.passes.replay import Compile, runner_of

@@ -24,8 +24,8 @@ from specattn.decoding.passes.attention import (
     CaptureSpec,
     KVSelector,
     Pass,
-    attach_streams,
 )
+from specattn.decoding.passes.interface import attach_streams
 from specattn.decoding.passes.own_layers import own_layers
 from specattn.decoding.passes.runner import Runner, Verification
 from specattn.hybrid_cache import HybridCache

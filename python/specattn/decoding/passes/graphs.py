@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Graph, Ops, captured
 from specattn.decoding.model.model import Model
-from specattn.decoding.passes.attention import Pass, Selection, read_by_head
+from specattn.decoding.passes.attention import Pass, Selection
+from specattn.decoding.passes.interface import read_by_head
 from specattn.decoding.passes.padding import padded_pass
 from specattn.decoding.passes.runner import Runner, Verification
 

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 from specattn.decoding.model.families import windows_of
 from specattn.decoding.model.latents import latent_modules
 from specattn.decoding.model.structure import Structure, bare, structure_of, uncompiled
-from specattn.decoding.passes.attention import Pass, attach, eager_attention
+from specattn.decoding.passes.attention import Pass
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
+from specattn.decoding.passes.interface import attach, eager_attention
 from specattn.decoding.passes.runner import Verification, modules_of
 from specattn.tree import Tree
 

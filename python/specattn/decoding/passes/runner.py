@@ -27,15 +27,9 @@ from specattn.decoding.model.families import transform_logits, transforms_logits
 from specattn.decoding.model.latents import Latents
 from specattn.decoding.model.parts import Attention, Parts, parts_of
 from specattn.decoding.model.structure import Structure
-from specattn.decoding.passes.attention import (
-    HEAD,
-    Pass,
-    Selection,
-    attach,
-    read_by_head,
-    read_in_call,
-)
+from specattn.decoding.passes.attention import HEAD, Pass, Selection
 from specattn.decoding.passes.decoder import Streams, decoder, features, rotated
+from specattn.decoding.passes.interface import attach, read_by_head, read_in_call
 from specattn.decoding.passes.latents import absorbed, latent_heads
 from specattn.kv_cache import KVCache
 from specattn.ops._tree_mask import packed_mask

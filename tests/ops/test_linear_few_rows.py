@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import specattn
-from specattn.quantised import quantise
+from specattn.quantised import quantise, quantise_float8
 
 
 def layer(*leading):
@@ -69,6 +69,7 @@ def test_a_float64_layer_is_that_of_torch():
 
 CODES = quantise(torch.randn(24, 192), bits=4)
 BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
+FLOATS = quantise_float8(torch.randn(24, 192))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,11 @@ BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
     [
         ({"weight": CODES.codes[:, :96]}, ValueError, r"^weight: expected shape \[N, packed=128\]"),
         ({"weight": BYTES.codes[:, :128]}, ValueError, r"^weight: expected shape \[N, K=192\]"),
-        ({"weight": torch.randn(24, 192)}, TypeError, "^weight: expected torch.int8, got torch.fl"),
+        (
+            {"weight": torch.randn(24, 192)},
+            TypeError,
+            "^weight: expected torch.int8 or .*, got torch.fl",
+        ),
         ({"scale": torch.ones(24, 5)}, ValueError, "^scale: expected one group, or .*, got 5 gr"),
         ({"scale": torch.ones(24, 12)}, ValueError, "^scale: expected one group, or .*, got 12"),
         ({"scale": torch.ones(23, 3)}, ValueError, r"^scale: expected shape \[N=24, groups\], got"),
@@ -112,13 +117,46 @@ def test_codes_that_it_does_not_take(change, error, message):
         specattn.linear_few_rows(torch.randn(3, 192), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weight": FLOATS.codes[:, :128]}, ValueError, r"^weight: expected shape \[N, K=192\]"),
+        (
+            {"scale": torch.ones(24, 3)},
+            ValueError,
+            "^scale: expected one group, or 2 of 128 floats each for K=192, got 3 groups",
+        ),
+        ({"scale": torch.ones(1, 1)}, ValueError, r"^scale: expected shape \[N=24, groups\], got"),
+        (
+            {"weight": FLOATS.codes.view(torch.uint8).view(torch.float8_e5m2)},
+            TypeError,
+            "^weight: expected torch.int8 or torch.uint8 or .*_e4m3fn, got torch.float8_e5m2",
+        ),
+        (
+            {"zero": torch.zeros(24, 1).to(torch.float8_e4m3fn)},
+            ValueError,
+            "^zero: expected None beside floats of 8 bits, got a tensor",
+        ),
+        (
+            {"up": BYTES.codes, "up_scale": BYTES.scale},
+            TypeError,
+            "^up: expected torch.float8_e4m3",
+        ),
+    ],
+)
+def test_floats_that_it_does_not_take(change, error, message):
+    arguments = {"weight": FLOATS.codes, "scale": FLOATS.scale} | change
+    with pytest.raises(error, match=message):
+        specattn.linear_few_rows(torch.randn(3, 192), **arguments)
+
+
 def test_zero_points_without_a_scale():
     x, weight, _ = layer(3)
     with pytest.raises(ValueError, match="^zero: expected None without a scale"):
         specattn.linear_few_rows(x, weight, zero=weight)
 
 
-@pytest.mark.parametrize("few", [CODES, BYTES], ids=["4 bits", "8 bits"])
+@pytest.mark.parametrize("few", [CODES, BYTES, FLOATS], ids=["4 bits", "8 bits", "floats"])
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_codes_are_multiplied_as_what_they_mean(few, backend):
     x = torch.randn(2, 3, 192)

@@ -108,6 +108,7 @@ _CODES = {
     torch.uint8: _codes("packed", torch.uint8),
     torch.float8_e4m3fn: _codes("K", torch.float8_e4m3fn),
 }
+_OTHER_CODES = _CODES[torch.int8] | {"weight": _spec("N K", tuple(_CODES))}
 ROW_LISTS = {  # by whether rows are ragged
     "indices": (_spec("B T K", torch.int32), _spec("tokens K", torch.int32)),
     "index_lengths": (_spec("B T", torch.int32), _spec("tokens", torch.int32)),
@@ -333,7 +334,7 @@ def _spec_of(name: str, forms: dict[str, Any], per_row: bool) -> Spec:
         name = "index_lengths_per_head"
     if "scale" in forms and name in _CODES[torch.int8]:
         given = weight.dtype if isinstance(weight := forms["weight"], Form) else torch.int8
-        return _CODES.get(given, _CODES[torch.int8])[name]
+        return _CODES.get(given, _OTHER_CODES)[name]
     ragged = "cu_seqlens_q" in forms
     for state, specs in zip(("state", "conv_state"), _STATES[ragged], strict=True):
         if state in forms and name in specs:

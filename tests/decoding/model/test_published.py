@@ -210,12 +210,12 @@ def broken(name, place):
     ("name", "change", "reason"),
     [
         ("gptq-4", without("scales"), "it lacks 'scales'"),
-        ("gptq-4", broken("scales", (0, 3)), "some scales are not finite"),
+        ("gptq-4", broken("scales", (0, 3)), r"\d+ of \d+ scales are not finite"),
         ("awq", lambda x: x.update(qweight=x["qweight"][:32].clone()), "expected codes"),
         ("awq", lambda x: x.update(qzeros=x["qzeros"][:1].clone()), "expected zero points"),
         ("bitsandbytes-8", lambda x: x["weight_format"].fill_(1), "its codes do not lie in rows"),
         ("bitsandbytes-8", without("weight"), "it lacks 'weight'"),
-        ("bitsandbytes-8", broken("SCB", 3), "some scales are not finite"),
+        ("bitsandbytes-8", broken("SCB", 3), r"\d+ of \d+ scales are not finite"),
         ("gptq-4", lambda x: x.update(g_idx=x["g_idx"].flip(0)), r"its groups .* \(act-order\)"),
     ],
 )
@@ -316,8 +316,8 @@ def not_a_number(packed):
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("blocks", not_a_number, "1 of its weights are not numbers"),
-        ("blocks", broken("weight_scale_inv", (0, 0)), "some scales are not finite"),
+        ("blocks", not_a_number, r"1 of its \d+ weights are not numbers"),
+        ("blocks", broken("weight_scale_inv", (0, 0)), r"\d+ of \d+ scales are not finite"),
         ("blocks", lambda x: x["weight_scale_inv"].zero_(), r"\d+ of \d+ scales are 0, of weights"),
         ("blocks", without("weight_scale_inv"), "it lacks 'weight_scale'"),
         (

@@ -231,8 +231,8 @@ def _read(layout: Layout, module: _Stored, depth: int, rows: int) -> QuantisedLi
     if codes.shape != (rows, depth) or len(scale) != rows:
         found = f"{list(codes.shape)} and scales {list(scale.shape)}"
         raise NotRead(f"expected codes [{rows}, {depth}] and their scales, got {found}")
-    if not scale.isfinite().all():
-        raise NotRead("some scales are not finite")
+    if count := int((~scale.isfinite()).sum()):
+        raise NotRead(f"{count} of {scale.numel()} scales are not finite")
     few = (
         _floats(codes, scale)
         if codes.is_floating_point()
@@ -244,8 +244,8 @@ def _read(layout: Layout, module: _Stored, depth: int, rows: int) -> QuantisedLi
 def _floats(codes: torch.Tensor, scale: torch.Tensor) -> QuantisedWeight:
     if codes.dtype != torch.float8_e4m3fn:
         raise NotRead(f"expected weights of torch.float8_e4m3fn, got {codes.dtype}")
-    if codes.isnan().any():
-        raise NotRead(f"{int(codes.isnan().sum())} of its weights are not numbers")
+    if count := int(codes.isnan().sum()):
+        raise NotRead(f"{count} of its {codes.numel()} weights are not numbers")
     some = codes.view(torch.int8) & 0x7F != 0
     _check_zero_scales(scale, _of_groups(some, scale.shape[1], BLOCK))
     return QuantisedWeight(codes, scale.contiguous(), None, codes.shape[1])

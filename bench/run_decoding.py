@@ -8,7 +8,7 @@
     python bench/run_decoding.py --wide qwen3-0.6b --dtype bfloat16 --quantize int8
     python bench/run_decoding.py --shape llama-3.1-8b --random-weights --acceptance vegas-qwen3-8b
 
-`docs/benchmarks.md` says how to read the tables and names every JSON field.
+`docs/benchmarks.md` says how to read the tables, `bench/README.md` names every JSON field.
 """
 
 from __future__ import annotations

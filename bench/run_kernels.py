@@ -6,7 +6,7 @@
     python bench/run_kernels.py --emulate sm_90 --context 8k,32k --rows 1,16
     python bench/run_kernels.py --compare before.jsonl after.jsonl
 
-`docs/benchmarks.md` says how to read the table and names every JSON field.
+`docs/benchmarks.md` says how to read the table, `bench/README.md` names every JSON field.
 """
 
 from __future__ import annotations

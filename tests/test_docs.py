@@ -1,12 +1,8 @@
 """Links between the pages of the documentation lead somewhere."""
 
 import re
-from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
+from tests.pages import PAGES, each
 
 
 def anchors(page):
@@ -15,7 +11,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@each(PAGES)
 def test_links(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if not link.startswith("https://"):

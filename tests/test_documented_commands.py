@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import typer
@@ -12,9 +11,8 @@ from typer.testing import CliRunner
 
 from specattn.cli import app
 from specattn.decoding.methods import parse_method
+from tests.pages import PAGES, ROOT
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
 STARTS = ("specattn ", "make ", "python ", "torchrun ", "bench/gpu_suite.sh", "$ specattn ")
 RUN = ("plan", "methods", "env", "--version")
 

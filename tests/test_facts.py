@@ -38,8 +38,9 @@ from specattn.decoding.drafting.grown import MOST_TOKENS
 from specattn.decoding.methods import longspec, prompt_lookup
 from specattn.training.longspec import STAGES, Stage
 from specattn.training.poss import VARIANTS
+from tests import pages
+from tests.pages import ROOT
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs/tools"))
 
 import records  # noqa: E402
@@ -48,20 +49,10 @@ from decoding_tables import auto_gains  # noqa: E402
 
 sys.path.pop(0)
 
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]
-PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of what was
-CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+PAGES = [page for page in pages.PAGES if page.name != "CHANGELOG.md"]  # which tells of what was
 NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10}
 CLASSES = {cls.__name__: cls for cls in METHODS.values()}
-
-
-each_page = pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
-)
-
-
-def _prose(page):
-    return CODE.sub("", page.read_text())
+each_page = pages.each(PAGES)
 
 
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
@@ -88,7 +79,7 @@ def _files():
 def test_files_that_are_named_exist(page):
     """By the end of their path, or in Python's own library."""
     stdlib = Path(os.__file__).parent
-    for name in re.findall(r"`([\w./-]+\.(?:py|h|cuh?|cpp|sh|jsonl|toml))`", _prose(page)):
+    for name in re.findall(r"`([\w./-]+\.(?:py|h|cuh?|cpp|sh|jsonl|toml))`", pages.prose(page)):
         found = any(path.endswith(f"/{name}") for path in _files()) or (stdlib / name).exists()
         assert found or name == "llama.cpp", f"there is no {name}"
 
@@ -106,7 +97,7 @@ def locate(name):
 @each_page
 def test_public_names_exist(page):
     text = page.read_text()
-    for name in set(re.findall(r"`(specattn(?:\.\w+)+)", _prose(page))) - {"specattn.h"}:
+    for name in set(re.findall(r"`(specattn(?:\.\w+)+)", pages.prose(page))) - {"specattn.h"}:
         resolve_name(name)
     for name in re.findall(r"^::: (specattn[\w.]*)$", text, re.M):  # of the reference
         if "vllm." not in name:  # which needs vLLM
@@ -156,7 +147,7 @@ def test_defaults_are_those_of_the_signatures(page):
     for cls in methods:
         for field in fields(cls):
             defaults.setdefault(field.name, set()).add(field.default)
-    text = _prose(page)
+    text = pages.prose(page)
     stated = re.findall(r"`(\w+)`[^`|.()]{0,40}\(([\d,.]+%?)(?: by default[^)]*)?\)", text)
     for table in re.findall(r"^\| option \| default \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M):
         for row in table.splitlines():
@@ -184,7 +175,7 @@ def _command_defaults():
 def test_defaults_are_those_of_the_command(page):
     """Of "`--rank-timeout` (300 s; ...)" and "`--text-field` (default `text`)"."""
     stated = r"`(--[a-z-]+)`[^`|.()]{0,30}\((?:default )?`?([a-z]*\d*)`?(?: s)?[;)]"
-    for name, value in re.findall(stated, _prose(page)):
+    for name, value in re.findall(stated, pages.prose(page)):
         if name in _command_defaults():
             assert value in _command_defaults()[name], f"{name} is {_command_defaults()[name]}"
 

@@ -26,7 +26,7 @@ from specattn.decoding.passes.attention import CaptureSpec, Selection
 SCORES = CaptureSpec(rows=(0, -1))
 HEADER = [("pass", "<")] + [
     (name, ">")
-    for name in ("context", "T", "launched", "time", "±", "eager", "GB/s", "plain steps")
+    for name in ("context", "rows", "launched", "time", "±", "eager", "GB/s", "plain steps")
 ]
 Call = Callable[[], object]
 

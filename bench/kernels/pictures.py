@@ -93,7 +93,7 @@ def _series(row: dict, several_shapes: bool) -> str:
     shape = f"{row['shape']}, " if several_shapes else ""
     batch = f", B={row['batch']}" if row["batch"] > 1 else ""
     dtype = "" if row["dtype"] == "bf16" else f", {row['dtype']}"
-    return f"{shape}{row['variant']}{sparse}, T={row['rows']}{batch}{dtype}"
+    return f"{shape}{row['variant']}{sparse}, {row['rows']} rows{batch}{dtype}"
 
 
 def _colors(names: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from .measure import WRONG
 HEADER = [
     (name, "<" if name in ("primitive", "variant", "shape", "bound by", "best peer") else ">")
     for name in (
-        *("primitive", "variant", "shape", "B", "context", "T", "time", "±", "GB/s", "of ceiling"),
+        *("primitive", "variant", "shape", "B", "context", "rows", "time", "±", "GB/s"),
+        "of ceiling",
         *("bound by", "best peer", "its time", "speedup", "error"),
     )
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 from records import markdown, read, size, table
@@ -10,7 +11,7 @@ from records import markdown, read, size, table
 from specattn import attention_plans
 from specattn.gpu_record import Shape
 
-BARS = {  # of (primitive, keys, T): what may be moved at most, and the least share of the bandwidth
+BARS = {  # of (primitive, keys, rows): most that may be moved, least share of the bandwidth
     ("hybrid", 8192, 1): (None, 0.60),
     ("hybrid", 8192, 16): (None, 0.55),
     ("hybrid", 32768, 1): (1.03, 0.80),
@@ -43,7 +44,7 @@ def emulated() -> str:
         row += ["" if most is None else f"{most:g}", pair(steps, "{:.1f}")]
         row += [pair(shares, "{:.0%}", least=least), "" if least is None else f"{least:.0%}"]
         rows.append([*row, pair(host, "{:.0f}")])
-    header = ("primitive, keys, T", "moved over needed", "bar", "instructions a key")
+    header = ("primitive, keys, rows", "moved over needed", "bar", "instructions a key")
     return markdown((*header, "predicted share of an H200", "bar", "host, us"), rows)
 
 
@@ -79,7 +80,7 @@ def h100() -> str:
             found.setdefault(row, {})[one["batch"], one["context"]] = cell
     header = [f"B={batch}, {size(context)}" for batch, context in places]
     rows = [[*row, *(cells.get(place) for place in places)] for row, cells in found.items()]
-    return markdown(("primitive", "T", *header), rows)
+    return markdown(("primitive", "rows", *header), rows)
 
 
 @table("h100-chains")
@@ -96,7 +97,7 @@ def h100_chains() -> str:
         cell += f" ({times['sdpa'] * 1e6:.3g})" if "sdpa" in times else ""
         found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
     rows = sorted({count for cells in found.values() for count in cells})
-    header = ("B, keys", *(f"T={count}" for count in rows))
+    header = ("requests, keys", *map(in_rows, (f"T={count}" for count in rows)))
     lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
     return markdown(header, lines)
 
@@ -124,7 +125,7 @@ def h100_predicted() -> str:
             cell += f" (**{sdpa:.2f}**)" if sdpa < 1 else f" ({sdpa:.2f})"
         found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
     rows = sorted({count for cells in found.values() for count in cells})
-    header = ("B, keys", *(f"T={count}" for count in rows))
+    header = ("requests, keys", *map(in_rows, (f"T={count}" for count in rows)))
     lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
     return markdown(header, lines)
 
@@ -153,7 +154,7 @@ def bars() -> str:
     rows = []
     for name, bar in machines[0].items():
         target = amount(bar["target"], bar["unit"])
-        row = [name, f"at most {target}" if bar["at_most"] else target]
+        row = [in_rows(name), f"at most {target}" if bar["at_most"] else target]
         for found in machines:
             one = found[name]
             value = f"{amount(one['measured'], one['unit'], sign=True)} ±{one['spread']:.0%}"
@@ -207,7 +208,7 @@ def latents() -> str:
         for bar in read(f"{machine}/bars-latents.jsonl", "bar"):
             target, found = (amount(bar[key], bar["unit"]) for key in ("target", "measured"))
             value = f"{found} ±{bar['spread']:.0%}"
-            name = f"{vectors}: {bar['name']}"
+            name = f"{vectors}: {in_rows(bar['name'])}"
             rows.append([name, target, value if bar["met"] else f"**{value}**", bar["note"]])
     for one in read("epyc-zen3-2core/latents.jsonl"):
         name = f"a token at {size(one['context'])} of a model of DeepSeek-V2-Lite's sizes"
@@ -215,6 +216,12 @@ def latents() -> str:
         name += f", {one['layers']} layers, {one['dtype']}, over transformers"
         rows.append([name, "5x", f"{one['times']:.2f}x", f"{times[0]}; transformers {times[1]}"])
     return markdown(("bar; **missed**", "to reach", "found", "times"), rows)
+
+
+def in_rows(name: str) -> str:
+    """Return a bar's name with its rows as pages call them: there T is the temperature."""
+    named = re.sub(r"T=(\d+) (tree|chain)", r"\2 of \1 rows", name)
+    return re.sub(r"\b1 rows", "1 row", re.sub(r"T=(\d+)", r"\1 rows", named))
 
 
 def duration(seconds: float) -> str:
@@ -242,5 +249,5 @@ def sweep() -> str:
                 f"{one['share']:.0%}", one["bound"], peer, f"{timed['ratio']:.2f}x",
             )
         )  # fmt: skip
-    header = ("primitive", "context", "T", "time", "of ceiling", "bound by", "best peer")
+    header = ("primitive", "context", "rows", "time", "of ceiling", "bound by", "best peer")
     return markdown((*header, "speed-up"), rows)

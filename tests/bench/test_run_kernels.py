@@ -332,7 +332,7 @@ def test_bad_arguments_give_one_line_and_exit_2(arguments, named, capsys):
 
 def _documented(kind):
     """Return the fields of one kind of line that the documentation names, outside parentheses."""
-    text = (BENCH.parent / "docs" / "benchmarks.md").read_text()
+    text = (BENCH / "README.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith(f"| `kind: {kind}` |")]
     return set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", line.split("|", 2)[2])))
 

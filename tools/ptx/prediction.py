@@ -1,6 +1,6 @@
 """What the GPU kernels would move and take, from executing some of their blocks in the emulator.
 
-Every time and every share of a rate here is predicted; docs/benchmarks.md states the model.
+Every time and every share of a rate here is predicted; bench/README.md states the model.
 """
 
 from __future__ import annotations

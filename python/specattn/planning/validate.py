@@ -140,7 +140,7 @@ def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
         known = own and op == row["op"] and row in calibrating(row["op"], rows)
         name = f"{row['op']} {row['variant']}, {row['shape']}, {row['context']} tokens"
         yield Check(
-            f"{name}, T={row['rows']}", "ms", 1e3 * predicted, 1e3 * row["time"]["median"], known
+            f"{name}, {row['rows']} rows", "ms", 1e3 * predicted, 1e3 * row["time"]["median"], known
         )
 
 

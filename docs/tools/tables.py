@@ -1,4 +1,4 @@
-"""Write the pages' tables from bench/results and state.json: ``python docs/tools/tables.py``.
+"""Write the pages' tables from records, state.json and code: ``python docs/tools/tables.py``.
 
 A page has a table between ``<!-- table NAME -->`` and ``<!-- end -->``; a function of the files
 beside this one is registered by NAME. ``tests/test_facts.py`` says where a page is not up to date.
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import decoding_tables  # noqa: F401
+import drafter_tables  # noqa: F401
 import kernel_tables  # noqa: F401
 import method_tables  # noqa: F401
 import state  # noqa: F401

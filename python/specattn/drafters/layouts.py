@@ -101,7 +101,7 @@ EAGLE3: Fields = (
 )
 """EAGLE-3 as SafeAILab, SGLang (SpecForge), AngelSlim and NVIDIA's ModelOpt publish it."""
 
-_SPECULATORS: Fields = {
+SPECULATORS: Fields = {
     "speculators_model_type": Field(TEXT, needed=True),
     "speculators_config": Field(OBJECT, absent="an empty object"),
     "speculators_config.verifier": Field(OBJECT, absent="an empty object"),
@@ -112,6 +112,7 @@ _SPECULATORS: Fields = {
     "quantization_config": NEVER,
     "transformer_layer_config": Field(OBJECT, needed=True),
 }
+"""Of every folder of `speculators`."""
 
 
 def _nested(fields: Fields) -> Fields:
@@ -119,7 +120,7 @@ def _nested(fields: Fields) -> Fields:
 
 
 SPECULATORS_EAGLE3: Fields = (
-    _SPECULATORS
+    SPECULATORS
     | {"speculators_config.algorithm": Field(TEXT, "eagle3", served=("eagle3",))}
     | _EAGLE3
     | {
@@ -131,7 +132,7 @@ SPECULATORS_EAGLE3: Fields = (
 """EAGLE-3 as speculators (vLLM) publishes it."""
 
 SPECULATORS_EAGLE: Fields = (
-    _SPECULATORS
+    SPECULATORS
     | {
         "speculators_config.algorithm": Field(TEXT, "eagle", served=("eagle",)),
         "transformer_layer_architecture": Field(
@@ -195,7 +196,7 @@ DFLASH: Fields = (
 _OF_DOMINO = Field(ANYTHING, absent="nothing: of Domino's projector or of training")
 
 SPECULATORS_DFLASH: Fields = (
-    _SPECULATORS
+    SPECULATORS
     | {
         "speculators_config.algorithm": Field(TEXT, "dflash", served=("dflash",)),
         "draft_vocab_size": Field(COUNT, 32000),

@@ -220,6 +220,17 @@ def test_what_stands_below_the_picture_of_auto_is_its_record(page):
             assert factor in rounded, f"{factor} is not in the records: {below}"
 
 
+def test_what_readme_says_of_auto_is_what_tables_and_records_say():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = records.TABLES["headline"]().splitlines()[2:]
+    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    ones = [float(row[-1]) for row in table if row[3] == "1"]
+    low, high = (round(100 * (edge(ones) - 1)) for edge in (min, max))
+    assert f"`auto` gains {low} to {high}% in the table" in text
+    worst = min(min(gains) for kind, gains in auto_gains().items() if kind != "best")
+    assert f"loses {round(100 * (1 - worst))}%](docs/auto.md#what-it-gained-here) at worst" in text
+
+
 def test_where_vllm_is_ahead_is_said_beside_where_it_is_not():
     claim = " ".join((ROOT / "README.md").read_text().split())
     claim = claim[claim.index("Plain decoding of that model") :].split(" Greedy text ")[0]

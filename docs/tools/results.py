@@ -97,7 +97,7 @@ def draw_wide():
         rows,
         WIDE,
         lambda row: row["tokens_per_second"]["median"],
-        "New tokens per second, Qwen3-0.6B's proportions, bfloat16, greedy",
+        "New tokens per second, Qwen3-0.6B's sizes (widened), EPYC, bfloat16, greedy",
         "tokens per second",
     )
     save(figure, "results-wide")

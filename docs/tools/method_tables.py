@@ -206,3 +206,24 @@ def tokenswift() -> str:
         rows.append([name, *cells, paper])
     lengths = [f"{one['new_tokens'] / 1024:.1f}k" for one in found["Table 3", "medusa"]]
     return markdown(("", *lengths, "paper, 20K and 100K"), rows)
+
+
+@table("wide-pacing")
+def wide_pacing() -> str:
+    """Return times plain decoding with a given size, and with sizes that a run chooses."""
+    found: dict[str, dict[tuple[float, bool], str]] = {}
+    given = {}
+    for row in read("epyc-2core/decoding-wide-pacing.jsonl"):
+        if row["method"] != "plain":
+            place = row["temperature"], bool(row["settings"])
+            found.setdefault(row["method"], {})[place] = f"{row['speedup']['plain']:.2f}"
+            if row["settings"]:
+                given[row["method"]] = f"`{label(row)}`"
+    places = list(product((0, 1), (True, False)))
+    rows = [
+        [f"`{name}`", given.get(name), *(cells.get(place) for place in places)]
+        for name, cells in found.items()
+    ]
+    kinds = {True: "given", False: "by itself"}
+    header = [f"T={heat}, {kinds[kind]}" for heat, kind in places]
+    return markdown(("", "given size", *header), rows)

@@ -38,8 +38,10 @@ def public_names():
     package = griffe.load("specattn", search_paths=[Path(__file__).parents[2] / "python"])
     places = {}
     for path in MODULES:
-        module = package if path == "specattn" else package[path.removeprefix("specattn.")]
-        exports = [getattr(name, "name", name) for name in module.exports or ()]
+        module = package[path.removeprefix("specattn.") if path != "specattn" else "_public"]
+        exports = [name for name in module.exports or () if isinstance(name, str)]
+        if path == "specattn":  # whose `_public` adds all of `ops`
+            exports += package["ops"].exports
         if not exports:
             raise Abort(f"{path} has no __all__")
         for name in exports:

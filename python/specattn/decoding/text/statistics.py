@@ -22,8 +22,8 @@ _SECONDS = (
     "target_seconds",
     "accept_seconds",
 )
-_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", "cache_bytes")
-_OF_THE_RUN += ("drafter_cache_bytes", "graph_bytes")
+_BYTES = "cache_bytes", "drafter_cache_bytes", "graph_bytes"
+_OF_THE_RUN = (*_SECONDS, "tokens_per_second", "passes", *_BYTES)
 MEANINGS = {
     "tokens/s": "new tokens per second, prefill left out",
     "total": "seconds, prefill included",

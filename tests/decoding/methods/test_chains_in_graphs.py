@@ -7,11 +7,12 @@ pytest.importorskip("triton")
 
 from specattn.blocks import TORCH, Drawing
 from specattn.blocks.fused import Fused
-from specattn.decoding import Cast, LongSpec, Vegas, generate
+from specattn.decoding import Cast, LongSpec, Quest, Vegas, generate
 from specattn.decoding.engine.target import Target
+from specattn.decoding.methods.quest import PageBounds, Pages
 from specattn.decoding.passes.attention import Selection
 from specattn.drafters import LongSpecDrafter
-from tests.decoding.captured import FEW, captured_runner
+from tests.decoding.captured import FEW, LENGTHS, assert_alike, captured_runner, two_targets
 from tests.decoding.models import prompts, tiny_model
 
 STEPS = 3
@@ -19,6 +20,7 @@ DRAFTS = {
     "vegas": lambda model: Vegas(gamma=STEPS, budget=4, min_tokens=4),
     "vegas by head": lambda model: Vegas(gamma=STEPS, budget=4, min_tokens=4, per_head=True),
     "cast": lambda model: Cast(gamma=STEPS),
+    "quest": lambda model: Quest(gamma=STEPS, budget=4, min_tokens=4, page_size=4),
     "longspec": lambda model: LongSpec(
         LongSpecDrafter.for_target(model, target="toy", window=16), gamma=STEPS
     ),
@@ -49,11 +51,12 @@ def test_tokens_are_drawn_as_by_torch(dtype, seeded, warm):
     [
         ("vegas", 0.0),
         ("longspec", 0.8),
+        ("quest", 0.0),
         *(
             pytest.param(*one, marks=SLOW)
             for one in (
                 ("vegas", 0.8), ("vegas by head", 0.0), ("cast", 0.0), ("cast", 0.8),
-                ("longspec", 0.0), ("longspec", 0.7), ("vegas", 0.7),
+                ("longspec", 0.0), ("longspec", 0.7), ("vegas", 0.7), ("quest", 0.8),
             )
         ),
     ],
@@ -86,6 +89,26 @@ def test_a_chain_is_one_graph(name, temperature, monkeypatch):
     assert max(len(tokens[0]) for tokens in rounds[1]) == STEPS + 1
     chain = "part_kernel" if (name, temperature) == ("longspec", 0.0) else "drawn_kernel"
     assert max(graph.tape.kernels.count(chain) for graph in graphs) == STEPS
+
+
+@torch.no_grad()
+def test_a_step_that_chooses_by_its_queries_is_captured_too():
+    """And replayed on other lengths; a graph that reads memory elsewhere is another one."""
+    model, method = tiny_model("llama", **FEW), DRAFTS["quest"](None)
+    targets, graphs = two_targets(model)
+    bounds = [PageBounds(target, method.page_size) for target in targets]
+    for replays in ([1], [2], [2, 1]):
+        tokens = torch.stack(prompts([1] * len(LENGTHS), seed=len(replays)))
+        found = []
+        for target, own in zip(targets, bounds, strict=True):
+            own.read_all()
+            moving = own.counts | {"visible": target.cache.seqlens}
+            found.append(target.draft(tokens, 0, Pages(method, own, moving)).logits)
+            target.cache.seqlens = target.cache.seqlens + 1
+        assert_alike(model, *found)
+        assert [graph.replays for graph in graphs] == replays
+        if replays == [2]:
+            bounds[0].values = bounds[0].values.clone()
 
 
 def test_selections_of_other_positions_are_drafted_step_by_step():

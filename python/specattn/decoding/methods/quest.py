@@ -14,7 +14,8 @@ leaves its first two layers whole; here every layer is sparse, as in all other m
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +23,8 @@ from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.sparse_chain import PrefixSelection, SparseDrafter, tokens_of
 from specattn.decoding.engine.contract import DraftContext, Drafter
 from specattn.decoding.engine.target import Target
+from specattn.decoding.passes.attention import CapturableSelector
+from specattn.decoding.text.draws import uploaded
 from specattn.ops import importance_scores, select_topk
 
 
@@ -69,7 +72,9 @@ class _QuestDrafter(SparseDrafter):
         else:
             self.bounds.catch_up(max(map(operator.sub, lengths, self.read)))
         self.read = lengths
-        return [Pages(self.method, self.bounds, step) for step in range(count)]
+        seqlens, read = self.bounds.cache.seqlens, self.bounds.counts
+        moving = [read | {"visible": seqlens + step} for step in range(count)]
+        return [Pages(self.method, self.bounds, one) for one in moving]
 
     def compact(self, rows: list[int]) -> None:
         self.bounds.compact(rows)
@@ -92,16 +97,15 @@ class PageBounds:
             raise ValueError(f"quest needs heads of at most 128 channels, got {channels}")
         shape = (len(self.layers), batch, max(self.pages, 1), heads, 2 * channels)
         self.values = self.cache.storage.new_empty(shape, dtype=self.cache.dtype)
+        places = [self.cache.place(layer) for layer in self.layers]
+        self.places = uploaded(places, self.values.device, dtype=torch.int64)
 
     @property
-    def whole(self) -> torch.Tensor:
-        """Whole pages of every request, int32 [B]."""
-        return self.cache.seqlens // self.page_size
-
-    @property
-    def held(self) -> torch.Tensor:
-        """Those of them that this rank's cache holds."""
-        return self.cache.held(self.whole * self.page_size) // self.page_size
+    def counts(self) -> dict[str, torch.Tensor]:
+        """Whole pages of every request, int32 [B], and those that this rank's cache holds."""
+        whole = self.cache.seqlens // self.page_size
+        held = self.cache.held(whole * self.page_size) // self.page_size
+        return {"whole": whole, "held": held}
 
     def read_all(self) -> None:
         """Read every page of the cache, one layer after the other."""
@@ -119,10 +123,10 @@ class PageBounds:
             return
         count = -(-newest // self.page_size)
         device = self.values.device
-        pages = (self.held[:, None] - count + torch.arange(count, device=device)).clamp(min=0)
+        held = self.counts["held"]
+        pages = (held[:, None] - count + torch.arange(count, device=device)).clamp(min=0)
         tokens = pages[..., None] * self.page_size + torch.arange(self.page_size, device=device)
-        places = [self.cache.place(layer) for layer in self.layers]
-        layers = torch.tensor(places, device=device)[:, None, None, None]
+        layers = self.places[:, None, None, None]
         requests = torch.arange(len(pages), device=device)[:, None]
         keys = self.cache.numbers(self.cache.storage[layers, 0, requests[..., None], tokens])
         self.values[:, requests, pages] = _bounds(keys, 3)
@@ -133,12 +137,26 @@ class PageBounds:
 
 
 @dataclass(frozen=True)
-class Pages:
-    """The KV selector of one draft step, `step` tokens behind the committed ones, by its query."""
+class Pages(CapturableSelector):
+    """The KV selector of one draft step by its query.
+
+    `moving`, int32 [B] each, are the tokens that are ``visible``, drafted ones included, the
+    ``whole`` pages of the committed ones, and those ``held`` by this rank.
+    """
 
     method: Quest
     bounds: PageBounds
-    step: int
+    moving: Mapping[str, torch.Tensor]
+
+    @property
+    def key(self) -> Hashable:
+        """The method, and where the bounds of pages lie."""
+        values = self.bounds.values
+        return self.method, values.data_ptr(), values.shape
+
+    def reading(self, moving: Mapping[str, torch.Tensor]) -> Pages:
+        """Return the same selector of other `moving` tensors."""
+        return replace(self, moving=moving)
 
     def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens of the pages with the largest bounds, and all behind the whole pages.
@@ -146,16 +164,16 @@ class Pages:
         A bound is the product of ``(max(q, 0), min(q, 0))`` with the page's (largest, smallest)
         keys, so ranking pages is ranking cached keys of twice the width.
         """
-        size, whole, cache = self.method.page_size, self.bounds.whole, self.bounds.cache
+        size, whole, cache = self.method.page_size, self.moving["whole"], self.bounds.cache
         parts = torch.cat([q.clamp(min=0), q.clamp(max=0)], -1)
         pages = self.bounds.values[layer]
-        scores = importance_scores(parts, pages, self.bounds.held, softmax_scale=1.0)
+        scores = importance_scores(parts, pages, self.moving["held"], softmax_scale=1.0)
         scores = cache.gathered(scores, size)
         selected = PrefixSelection(
             tokens_of(*select_topk(scores, whole, **self.method.share(size)), size), whole * size
         )
         behind = size - 1 + self.method.max_gamma
-        return selected.steps(cache.seqlens + self.step, 1, behind)[0]
+        return selected.steps(self.moving["visible"], 1, behind)[0]
 
 
 def _bounds(keys: torch.Tensor, dim: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -72,6 +72,25 @@ class KVSelector(Protocol):
 
         `layer` counts full-attention layers, whose queries `q` are [B, T, Hq, D].
         """
+
+
+class CapturableSelector(KVSelector):
+    """A KV selector that asks the device for nothing, so that a graph may hold its choices.
+
+    They follow from the queries, from `moving` tensors, which differ from pass to pass, and from
+    what never does for the same `key`: settings, and memory that lies where it lay.
+    """
+
+    moving: Mapping[str, torch.Tensor]
+
+    @property
+    def key(self) -> Hashable:
+        """What a graph depends on beside `moving`."""
+        raise NotImplementedError
+
+    def reading(self, moving: Mapping[str, torch.Tensor]) -> CapturableSelector:
+        """Return the same selector of other `moving` tensors."""
+        raise NotImplementedError
 
 
 class Selection(NamedTuple):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Drawing, Graph, Ops, Replayed, captured
 from specattn.decoding.model.families import transform_logits
-from specattn.decoding.passes.attention import Pass, Selection
+from specattn.decoding.passes.attention import CapturableSelector, Pass, Selection
 from specattn.decoding.passes.padding import padded_pass
 from specattn.decoding.passes.runner import (
     PLAIN,
@@ -23,12 +23,23 @@ from specattn.decoding.passes.runner import (
     Verification,
 )
 
+_SELECTING = "selecting by "
+"""What inputs of a pass begin with that its selector reads."""
+
+
+def _moving(selectors: Sequence[Any], together: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Return what passes' selectors read, if graphs may hold them, as inputs."""
+    if not isinstance(selectors[0], CapturableSelector):
+        return {}
+    names = selectors[0].moving
+    return {_SELECTING + name: together([one.moving[name] for one in selectors]) for name in names}
+
 
 class CapturedRunner(KernelRunner):
     """Runs passes of few rows as CUDA graphs of kernels; `graphs` as for `captured`.
 
     Between kernels nothing asks the device: a layer whose module does so, such as some mixtures of
-    experts, cannot be captured, and a KV selector that asks for queries takes the model's modules.
+    experts, cannot be captured, and a KV selector that may ask it takes the model's modules.
     """
 
     how = "computed from its parts in graphs"
@@ -55,7 +66,7 @@ class CapturedRunner(KernelRunner):
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run a pass; those of as many rows share a graph, whatever their trees (`padding`)."""
-        if tokens.numel() > self.most_rows or self.attention.in_python(plan):
+        if tokens.numel() > self.most_rows or self._may_ask(plan):
             return Runner.run(self, plan, tokens)
         real = slice(plan.rows)
         try:
@@ -73,6 +84,18 @@ class CapturedRunner(KernelRunner):
             return Runner.run(self, plan, tokens)
         return Verification(logits[:, real], features[:, real], *kept)
 
+    def _may_ask(self, plan: Pass) -> bool:
+        """Whether layers choose what they read in a way that no graph can hold."""
+        plain = type(self.attention) is LayerAttention and self.attention.cache.latent is None
+        held = plain and isinstance(plan.selector, CapturableSelector)
+        return self.attention.in_python(plan) and not held
+
+    def _key(self, plan: Pass) -> Any:
+        return super()._key(plan), getattr(plan.selector, "key", None)
+
+    def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super()._inputs(plan, tokens) | _moving([plan.selector], lambda one: one[0])
+
     def chain(
         self,
         plans: Sequence[Pass],
@@ -81,7 +104,7 @@ class CapturedRunner(KernelRunner):
     ) -> torch.Tensor | None:
         """Return what passes of one row each draft, in one graph for each number of them.
 
-        Layers with a state, latents and selectors in Python are left to passes one by one.
+        Layers with a state, latents and selectors that may ask are left to passes one by one.
         """
         first, cache = plans[0], self.attention.cache
         apart = first.states is not None or cache.latent is not None
@@ -89,22 +112,26 @@ class CapturedRunner(KernelRunner):
         chosen = [plan.selector for plan in plans if isinstance(plan.selector, Selection)]
         alike = all(one.indices is chosen[0].indices for one in chosen)
         apart = apart or not alike or len(chosen) not in (0, len(plans))
-        if apart or any(map(self.attention.in_python, plans)) or (how := drawing()) is None:
+        alike = len({self._key(plan) for plan in plans}) == 1
+        if apart or not alike or any(map(self._may_ask, plans)) or (how := drawing()) is None:
             return None
         given = how.inputs | {"tokens": root[:, None]}
         given["prefix"] = torch.stack([plan.prefix for plan in plans])
         if chosen:
             given["indices"] = chosen[0].indices
             given["lengths"] = torch.stack([one.lengths for one in chosen])
-        key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key
+        given |= _moving([plan.selector for plan in plans], torch.stack)
+        layers = PLAIN._replace(in_python=self.attention.in_python(first))
+        key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key, self._key(first)
         self._plan = first
-        found: torch.Tensor = self._passes.run(key, partial(self._chain, how), given)
+        found: torch.Tensor = self._passes.run(key, partial(self._chain, how, layers), given)
         del self._plan  # as in `run`
         return found.clone()
 
     def _chain(
         self,
         how: Drawing,
+        layers: Any,
         ops: Ops,
         tokens: torch.Tensor,
         prefix: torch.Tensor,
@@ -116,7 +143,8 @@ class CapturedRunner(KernelRunner):
             inputs = {"prefix": before}
             if "indices" in given:
                 inputs |= {"indices": given["indices"], "lengths": given["lengths"][step]}
-            logits, *_ = self._pass(PLAIN, ops, chain[-1], **inputs)
+            inputs |= {name: x[step] for name, x in given.items() if name.startswith(_SELECTING)}
+            logits, *_ = self._pass(layers, ops, chain[-1], **inputs)
             if self._transforms:
                 logits = transform_logits(self.model.config, logits)
             chain.append(ops.draw(logits, step, how))
@@ -126,6 +154,9 @@ class CapturedRunner(KernelRunner):
         """Run the decoder by a plan of what changes, since steps in Python are captured, too."""
         selected = {name: inputs[name] for name in Selection._fields if name in inputs}
         moving: Any = {"selector": Selection(**selected) if selected else None}
+        if isinstance(self._plan.selector, CapturableSelector):
+            own_names = {name: inputs[_SELECTING + name] for name in self._plan.selector.moving}
+            moving["selector"] = self._plan.selector.reading(own_names)
         moving |= {name: inputs.get(name) for name in ("prefix", "depths", "parents")}
         moving["tree_mask"] = inputs.get("mask within None")
         self._plan = own = replace(self._plan, scores=None, queries=None, streams={}, **moving)

@@ -308,12 +308,16 @@ class KernelRunner(Runner):
         key = in_python, plan.capture, plan.max_seqlen, own_states, plan.feature_layers
         self._plan = plan
         program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
-        found = self._passes.run((*key, self.attention.key(plan)), program, inputs)
+        found = self._passes.run((*key, self._key(plan)), program, inputs)
         del self._plan  # it may hold a drafter, and so the model
         logits, features, scores, queries = found
         scores = plan.scores if scores is None else scores
         queries = plan.queries if queries is None else queries
         return self._handed_out(plan, logits, features, scores, queries)
+
+    def _key(self, plan: Pass) -> Any:
+        """Return what passes differ by beside their shapes and what they hand out."""
+        return self.attention.key(plan)
 
     def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass."""

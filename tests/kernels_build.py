@@ -34,6 +34,12 @@ q, k, v = torch.randn(3, 1, 5, 2, 64)
 results = {name: module.tree_attention(q, k, v)[0] for name, module in loaded.items()}
 for name, result in results.items():
     torch.testing.assert_close(result, results[best])
+for name, module in loaded.items():
+    assert ("available" if "abi" in name else "is not built") in module.backends()["cpu"], name
+    state = module.tree_attention(q, k, v)
+    module.merge_state(*state, *state)
+    compiled = torch.compile(module.tree_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), state)
 spaces = {module.__name__ for module in loaded.values()}
 assert len(spaces) == len(loaded) and all(hasattr(torch.ops, x) for x in spaces), spaces
 print(*loaded)

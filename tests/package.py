@@ -8,9 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 # No compiler is found, nothing of the user's is seen, and nothing can be fetched while it runs.
 ALONE = {"CC": "false", "CXX": "false", "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -63,10 +65,24 @@ assert drafter.draft(1, 1)[1] == [3] and drafter.match == 2
         print(f"{wheel.name}: its kernels ran under {name}")
 
 
+def check_source(source):
+    """See that a source distribution has what builds, tests and explains."""
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("csrc", "docs", "examples", "python", "reference", "tests", "triton_kernels"):
+        files = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()]
+        made = (".pyc", ".so")
+        here = {x.as_posix() for x in files if x.suffix not in made and "egg-info" not in str(x)}
+        assert here, folder
+        assert here <= names, sorted(here - names)
+    assert {"Makefile", "LICENSE", "setup.py", "pyproject.toml", "requirements/dev.txt"} <= names
+
+
 def main(dist, torch, work):
     """Check the wheel with its command, then the source distribution without a compiler."""
     dist, work = Path(dist).resolve(), Path(work).resolve()
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    check_source(source)
     python, pip = environment(work / "wheel")
     run(*pip, "install", "--quiet", torch, folder=work)  # in a step of its own: see the Makefile
     run(*pip, "install", "--quiet", f"{wheel}[cli]", folder=work)

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -109,23 +108,6 @@ def test_the_wheel_imports_without_compiler_triton_and_transformers(wheel, tmp_p
         stored = embedded / Path(name).relative_to("specattn/embedded/tiny")
         assert filecmp.cmp(stored, tiny / stored.relative_to(embedded), shallow=False)
     assert printed[4] == str(embedded)
-
-
-def test_the_source_distribution_has_what_builds_tests_and_explains(source, tmp_path):
-    subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", tmp_path],
-        cwd=source,
-        check=True,
-        capture_output=True,
-    )
-    (path,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("csrc", "docs", "examples", "python", "reference", "tests", "triton_kernels"):
-        files = [x for x in (source / folder).rglob("*") if x.is_file() and x.suffix != ".pyc"]
-        left_out = {x.relative_to(source).as_posix() for x in files} - names
-        assert not {x for x in left_out if "egg-info" not in x}
-    assert {"Makefile", "LICENSE", "setup.py", "pyproject.toml", "requirements/dev.txt"} <= names
 
 
 def test_extras_say_what_they_add():

@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from specattn import _cpu, reference
 from tests.cases import assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
+from tests.cpu.conftest import EACH, each
 from tests.cpu.test_attention import DTYPES, LUCK, exact_size, per_isa, tree_of
 from tests.eight_bits import CODES, EIGHT_BITS, FORMS, forms, meant, nearest, quantise
 from tests.reference.test_eight_bits import as_operators
 from tests.writes import make_write
 
+at_once = pytest.mark.parametrize("isa", [EACH], indirect=True)
 types = pytest.mark.parametrize("stored", EIGHT_BITS, ids=str)
 
 
-def check(p, form, *, paged=False, in_cache=False, seed=0, **options):
+def check(p, form, *, paged=False, in_cache=False, seed=0, isa=None, **options):
     """Hybrid attention over 8 bits errs at most twice as much as torch over their numbers."""
     stored, scales = quantise(p, *form, seed=seed)
     numbers = meant(stored, scales)
@@ -29,17 +31,18 @@ def check(p, form, *, paged=False, in_cache=False, seed=0, **options):
             for cache in (numbers.k_cache, numbers.v_cache)
         ]
         numbers = replace(numbers, k_tree=behind[0], v_tree=behind[1])
-    out, lse = calls.hybrid_tree_attention(
-        p.q,
-        cache_seqlens=p.cache_seqlens,
-        **stored.cache(paged),
-        **tree_of(p, in_cache),
-        **as_operators(scales[paged], p),
-        **options,
-    )
     exact, rough = expected(numbers, **options), expected(numbers.to(p.q.dtype), **options)
-    assert_accurate(out, exact[0], rough[0], atol=LUCK)
-    assert_accurate(lse, exact[1], rough[1], atol=5e-7 * max(1.0, exact_size(exact[1])))
+    for _ in each(isa or _cpu.isa()):
+        out, lse = calls.hybrid_tree_attention(
+            p.q,
+            cache_seqlens=p.cache_seqlens,
+            **stored.cache(paged),
+            **tree_of(p, in_cache),
+            **as_operators(scales[paged], p),
+            **options,
+        )
+        assert_accurate(out, exact[0], rough[0], atol=LUCK)
+        assert_accurate(lse, exact[1], rough[1], atol=5e-7 * max(1.0, exact_size(exact[1])))
 
 
 @per_isa
@@ -56,23 +59,25 @@ def test_hybrid_on_random_problems(isa, p, form, data):
     check(p, form[:2], seed=form[2], **options)
 
 
+@at_once
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 17, 33])
 @types
 def test_every_number_of_row_tiles(isa, stored, rows):
     sizes = {"q_heads": 8, "kv_heads": 2, "head_dim": 80}
     for dtype in DTYPES:
         p = make_problem((200, 0, 31), rows, **sizes, dtype=dtype, strided=True, tree_in_cache=True)
-        check(p, (stored, "inline"))
-        check(p, (stored, "tokens"), in_cache=True, paged=True)
+        check(p, (stored, "inline"), isa=isa)
+        check(p, (stored, "tokens"), in_cache=True, paged=True, isa=isa)
 
 
+@at_once
 @types
 def test_long_prefixes_are_split_and_merged(isa, stored, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for rows in (1, 16):
         p = make_problem((3000, 700), rows, parents="chain", dtype=torch.bfloat16, page_size=64)
-        check(p, (stored, "tokens"))
-        check(p, (stored, "heads"), paged=True, window=900)
+        check(p, (stored, "tokens"), isa=isa)
+        check(p, (stored, "heads"), paged=True, window=900, isa=isa)
 
 
 @types
@@ -154,6 +159,7 @@ def test_odd_scales(isa, rows, dtype, stored, form, odd):
         torch.testing.assert_close(x.double(), y, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
+@at_once
 @pytest.mark.parametrize("form", FORMS)
 @types
 def test_what_is_collected_and_scored(isa, stored, form):
@@ -163,7 +169,6 @@ def test_what_is_collected_and_scored(isa, stored, form):
         numbers, scale = meant(kept, scales), as_operators(scales[False], p)
         for collect in ("scores", "logits"):
             mask = {"collect": collect, "cache_seqlens": p.cache_seqlens, **tree_of(p)}
-            got = calls.verify_attention(p.q, **kept.cache(), **mask, **scale)[2]
             exact = reference.verify_attention(
                 numbers.q, **numbers.cache(), **mask | tree_of(numbers)
             )[2]
@@ -171,11 +176,15 @@ def test_what_is_collected_and_scored(isa, stored, form):
             torch_s = reference.verify_attention(
                 rounded.q, **rounded.cache(), **mask | tree_of(rounded)
             )[2]
-            assert_accurate(got, exact, torch_s, atol=1e-6)
-        got = calls.importance_scores(p.q, kept.k_cache, p.cache_seqlens, k_scale=scale["k_scale"])
-        args = numbers.q, numbers.k_cache, p.cache_seqlens
+            for _ in each(isa):
+                got = calls.verify_attention(p.q, **kept.cache(), **mask, **scale)[2]
+                assert_accurate(got, exact, torch_s, atol=1e-6)
+        exact = reference.importance_scores(numbers.q, numbers.k_cache, p.cache_seqlens)
         torch_s = reference.importance_scores(p.q, rounded.k_cache, p.cache_seqlens)
-        assert_accurate(got, reference.importance_scores(*args), torch_s, atol=1e-6)
+        for _ in each(isa):
+            given = p.q, kept.k_cache, p.cache_seqlens
+            got = calls.importance_scores(*given, k_scale=scale["k_scale"])
+            assert_accurate(got, exact, torch_s, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 6])

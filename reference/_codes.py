@@ -7,11 +7,17 @@ the type of the codes. Without any they are 0, and 8 for codes of 4 bits.
 
 Floats of 8 bits, float8_e4m3fn [N, K], have no zero points, and a scale for 128 neighbours, of
 which the last group may have fewer, or one for the row.
+
+In tiles codes are int32 [N, K / 4], or of 4 bits [N, K / 8]: each word holds neighbours of one row,
+those of 8 bits from its lowest byte on, those of 4 the even ones in its lower half, the odd ones in
+its upper half. What is called 16 rows then lies as a matrix [words of a row, 16], so that vectors
+have a lane for each row; scales and zero points of 16 rows lie as [groups, 16].
 """
 
 import torch
 
 BLOCK = 128  # codes of 4 bits that are packed together, floats of 8 that share a scale
+TILE = 16  # rows whose words lie side by side
 _CHUNK = 32
 MIDDLE = 8  # the zero point of 4-bit codes without any
 
@@ -39,12 +45,47 @@ def unpack_nibbles(packed, depth):
     return parts.view(len(packed), -1)[:, :depth]
 
 
+def fits_tiles(codes, depth):
+    """Return whether codes of integers [N, K] make whole tiles."""
+    return codes.dtype in (torch.int8, torch.uint8) and len(codes) % TILE == 0 and depth % 8 == 0
+
+
+def in_tiles(x):
+    """Return a matrix [N, ..] with every 16 rows as a matrix of as many columns."""
+    return x.unflatten(0, (-1, TILE)).mT.contiguous().view(x.shape)
+
+
+def in_rows(x):
+    """Return a matrix [N, ..] that lay in tiles."""
+    return x.reshape(len(x) // TILE, x.shape[1], TILE).mT.contiguous().view(x.shape)
+
+
+def to_tiles(codes, depth):
+    """Return codes in tiles, int8 [N, K] or packed, K being `depth`."""
+    if codes.dtype == torch.uint8:
+        parts = unpack_nibbles(codes, depth).unflatten(1, (-1, 2, 2, 2))
+        codes = (parts[:, :, :, 0] | parts[:, :, :, 1] << 4).mT.flatten(1)
+    return in_tiles(codes.contiguous().view(torch.int32))
+
+
+def of_tiles(tiles, depth):
+    """Return what `to_tiles` was given."""
+    words = in_rows(tiles)
+    if words.shape[1] * 4 == depth:
+        return words.view(torch.int8)
+    parts = words.view(torch.uint8).unflatten(1, (-1, 2, 2)).mT
+    return pack_nibbles(torch.stack([parts & 15, parts >> 4], 3).flatten(1))
+
+
 def dequantised(codes, scale, zero, depth, dtype):
     """Return the weights [N, K] that codes mean, in a dtype that must hold them."""
     if codes.dtype == torch.float8_e4m3fn:
         if scale.shape[1] > 1:
             scale = scale.repeat_interleave(BLOCK, 1)[:, :depth]
         return codes.to(dtype) * scale.to(dtype)
+    if codes.dtype == torch.int32:
+        rest = (x if x is None else in_rows(x) for x in (scale, zero))
+        return dequantised(of_tiles(codes, depth), *rest, depth, dtype)
     nibbles = codes.dtype == torch.uint8
     wide = (unpack_nibbles(codes, depth) if nibbles else codes).to(dtype)
     groups = wide.unflatten(-1, (scale.shape[1], -1))

@@ -187,6 +187,35 @@ struct Avx2 {
     const int8_t* codes;
   };
 
+  // Words of a tile of codes (codes.h), of which unit u is multiplied with unit u of x: the numbers
+  // of codes less zero points, or less the middle.
+  struct Words {
+    using Zero = __m256i;
+    void load(const void* p, Zero) { words = _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+    __m256i words;
+  };
+  template <bool zeros>
+  struct NibbleWords : Words {
+    static Zero zero(const char* p) {
+      return zeros ? _mm256_cvtepu8_epi32(load_bytes(p)) : _mm256_set1_epi32(kMiddle);
+    }
+    V unit(int u, Zero zero) const {
+      const __m256i code =
+          _mm256_and_si256(_mm256_srli_epi32(words, nibble_shift(u)), _mm256_set1_epi32(15));
+      return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero));
+    }
+  };
+  template <bool zeros>
+  struct ByteWords : Words {
+    static Zero zero(const char* p) {
+      return zeros ? _mm256_cvtepi8_epi32(load_bytes(p)) : _mm256_setzero_si256();
+    }
+    V unit(int u, Zero zero) const {
+      const __m256i code = _mm256_srai_epi32(_mm256_slli_epi32(words, byte_shift(u)), 24);
+      return _mm256_cvtepi32_ps(zeros ? _mm256_sub_epi32(code, zero) : code);
+    }
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
@@ -194,6 +223,10 @@ struct Avx2 {
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
     using Nibbles = Avx2::Nibbles;
     using Bytes = Avx2::Bytes;
+    template <bool zeros>
+    using NibbleWords = Avx2::NibbleWords<zeros>;
+    template <bool zeros>
+    using ByteWords = Avx2::ByteWords<zeros>;
   };
 
  private:

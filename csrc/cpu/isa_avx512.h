@@ -104,6 +104,9 @@ struct Avx512 {
   static float greatest(V a) { return _mm512_reduce_max_ps(a); }
   static M mask(uint32_t bits) { return static_cast<M>(bits); }
 
+  static __m128i load_bytes(const void* p) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(p));
+  }
   static V load_as_float(const float* p) { return load(p); }
   static V load_as_float(const bf16* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -180,6 +183,48 @@ struct Avx512 {
     const int8_t* codes;
   };
 
+  // Words of a tile of codes (codes.h), of which unit u is multiplied with unit u of x: the numbers
+  // of codes less zero points, or less the middle.
+  struct Words {
+    template <class Zero>
+    void load(const void* p, Zero) {
+      words = _mm512_loadu_si512(p);
+    }
+    __m512i words;
+  };
+  template <bool zeros>
+  struct NibbleWords : Words {
+    using Zero = V;  // the bits of zero points, or the numbers of all codes
+    static Zero zero(const char* p) {
+      if constexpr (zeros) {
+        return _mm512_castsi512_ps(_mm512_cvtepu8_epi32(load_bytes(p)));
+      } else {
+        return Avx512::load(kNibbleFloats + kMostNibble - kMiddle);
+      }
+    }
+    V unit(int u, Zero zero) const {
+      const __m512i moved = _mm512_srli_epi32(words, static_cast<unsigned>(nibble_shift(u)));
+      if constexpr (zeros) {
+        const __m512i code = _mm512_and_si512(moved, _mm512_set1_epi32(15));
+        return _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_castps_si512(zero)));
+      } else {
+        return _mm512_permutexvar_ps(moved, zero);
+      }
+    }
+  };
+  template <bool zeros>
+  struct ByteWords : Words {
+    using Zero = __m512i;
+    static Zero zero(const char* p) {
+      return zeros ? _mm512_cvtepi8_epi32(load_bytes(p)) : _mm512_setzero_si512();
+    }
+    V unit(int u, Zero zero) const {
+      const auto shift = static_cast<unsigned>(byte_shift(u));
+      const __m512i code = _mm512_srai_epi32(_mm512_slli_epi32(words, shift), 24);
+      return _mm512_cvtepi32_ps(zeros ? _mm512_sub_epi32(code, zero) : code);
+    }
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
@@ -187,6 +232,10 @@ struct Avx512 {
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
     using Nibbles = Avx512::Nibbles;
     using Bytes = Avx512::Bytes;
+    template <bool zeros>
+    using NibbleWords = Avx512::NibbleWords<zeros>;
+    template <bool zeros>
+    using ByteWords = Avx512::ByteWords<zeros>;
   };
 
  private:
@@ -194,14 +243,15 @@ struct Avx512 {
     const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
     return _mm256_and_si256(moved, _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
   }
-  static __m128i load_bytes(const void* p) {
-    return _mm_loadu_si128(static_cast<const __m128i*>(p));
-  }
 };
 
 #ifdef SPECATTN_BF16
 template <class Stored>
 struct Bf16Units;  // bytes_avx512.h
+template <bool zeros>
+struct Bf16NibbleWords;  // words_avx512.h
+template <bool zeros>
+struct Bf16ByteWords;  // the same
 
 struct Avx512Bf16 : Avx512 {
   // Elements of a cache of 8 bits, in pairs.
@@ -252,6 +302,10 @@ struct Avx512Bf16::Dot<bf16> {
       to[0] = (__m512)_mm512_cvtne2ps_pbh(two[1], two[0]);
     }
   };
+  template <bool zeros>
+  using NibbleWords = Bf16NibbleWords<zeros>;
+  template <bool zeros>
+  using ByteWords = Bf16ByteWords<zeros>;
   static __m512 pair(__m512 low, __m512 high) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave_order(), both));
@@ -310,4 +364,5 @@ struct Avx512Bf16::Dot<bf16> {
 
 #ifdef SPECATTN_BF16
 #include "bytes_avx512.h"
+#include "words_avx512.h"
 #endif

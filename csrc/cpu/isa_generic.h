@@ -124,6 +124,35 @@ struct Generic {
     const int8_t* codes;
   };
 
+  // Words of a tile of codes (codes.h), of which unit u is multiplied with unit u of x: the numbers
+  // of codes less zero points, or less the middle.
+  struct Words {
+    typedef uint32_t U __attribute__((vector_size(16)));
+    using Zero = I;
+    void load(const void* p, Zero) { std::memcpy(&words, p, sizeof words); }
+    U words;
+  };
+  template <bool zeros>
+  struct NibbleWords : Words {
+    static Zero zero(const char* p) {
+      return zeros ? I{nibble(p), nibble(p + 1), nibble(p + 2), nibble(p + 3)} : I{} + kMiddle;
+    }
+    V unit(int u, Zero zero) const {
+      const U code = words >> nibble_shift(u) & 15;
+      return __builtin_convertvector((I)code - zero, V);
+    }
+  };
+  template <bool zeros>
+  struct ByteWords : Words {
+    static Zero zero(const char* p) {
+      const signed char* const z = reinterpret_cast<const signed char*>(p);
+      return zeros ? I{z[0], z[1], z[2], z[3]} : I{};
+    }
+    V unit(int u, Zero zero) const {
+      return __builtin_convertvector(((I)(words << byte_shift(u)) >> 24) - zero, V);
+    }
+  };
+
   template <class Elem>
   struct Dot {
     static constexpr int kPair = 1;
@@ -131,6 +160,10 @@ struct Generic {
     static V dot_at(V acc, V a, const void* unit) { return fma(a, broadcast(unit), acc); }
     using Nibbles = Generic::Nibbles;
     using Bytes = Generic::Bytes;
+    template <bool zeros>
+    using NibbleWords = Generic::NibbleWords<zeros>;
+    template <bool zeros>
+    using ByteWords = Generic::ByteWords<zeros>;
   };
 };
 

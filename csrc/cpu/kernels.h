@@ -53,6 +53,10 @@ struct Kernels {
   void (*pack_codes[3][3])(const Linear&, float* x);
   void (*linear_codes[3][3])(const Linear&, const float* x, const LinearPiece&);
   void (*dequantise[3][3])(const Dequantise&, int64_t row);
+  // The same of tiles of codes, of 8 bits and of 4; a tile at a time.
+  void (*pack_tiles[2][3])(const Linear&, float* x);
+  void (*linear_tiles[2][3])(const Linear&, const float* x, const LinearPiece&);
+  void (*dequantise_tile[2][3])(const Dequantise&, int64_t tile);
   void (*gate[3])(const Gate&, int64_t row);
   void (*gated_delta[3])(const GatedDelta&, int64_t b, int64_t h, const float* ahead,
                          float* scratch);

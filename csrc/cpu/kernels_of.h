@@ -12,6 +12,7 @@
 #include "layer.h"
 #include "linear_finish.h"
 #include "linear_quantised.h"
+#include "linear_tiles.h"
 #include "merge.h"
 
 namespace specattn {
@@ -49,6 +50,18 @@ constexpr Kernels kernels_of(const char* name) {
             dequantise<Isa, fp16, Codes::k4Bits>},
            {dequantise<Isa, float, Codes::kFloat8>, dequantise<Isa, bf16, Codes::kFloat8>,
             dequantise<Isa, fp16, Codes::kFloat8>}},
+          {{pack_tiles<Isa, float, Codes::k8Bits>, pack_tiles<Isa, bf16, Codes::k8Bits>,
+            pack_tiles<Isa, fp16, Codes::k8Bits>},
+           {pack_tiles<Isa, float, Codes::k4Bits>, pack_tiles<Isa, bf16, Codes::k4Bits>,
+            pack_tiles<Isa, fp16, Codes::k4Bits>}},
+          {{multiply_tiles<Isa, float, Codes::k8Bits>, multiply_tiles<Isa, bf16, Codes::k8Bits>,
+            multiply_tiles<Isa, fp16, Codes::k8Bits>},
+           {multiply_tiles<Isa, float, Codes::k4Bits>, multiply_tiles<Isa, bf16, Codes::k4Bits>,
+            multiply_tiles<Isa, fp16, Codes::k4Bits>}},
+          {{dequantise_tile<Isa, float, Codes::k8Bits>, dequantise_tile<Isa, bf16, Codes::k8Bits>,
+            dequantise_tile<Isa, fp16, Codes::k8Bits>},
+           {dequantise_tile<Isa, float, Codes::k4Bits>, dequantise_tile<Isa, bf16, Codes::k4Bits>,
+            dequantise_tile<Isa, fp16, Codes::k4Bits>}},
           {gate_row<Isa, float>, gate_row<Isa, bf16>, gate_row<Isa, fp16>},
           {gated_delta<Isa, float>, gated_delta<Isa, bf16>, gated_delta<Isa, fp16>},
           gated_delta_commit<Isa>,

@@ -16,7 +16,10 @@ constexpr int64_t kFewestColumns = 12;   // of a piece: as few as give every str
 class Pieces {
  public:
   Pieces(const Linear& p, int threads) : p_(p), threads_(threads) {
-    while (columns_ > kFewestColumns && count() < kPiecesPerThread * threads) columns_ /= 2;
+    const int64_t fewest = p.tiles ? kTileOutputs : kFewestColumns;
+    while (columns_ > fewest && count() < kPiecesPerThread * threads) {
+      columns_ = p.tiles ? columns_ - kTileOutputs : columns_ / 2;
+    }
   }
 
   int64_t count() const {
@@ -58,8 +61,12 @@ void run(const Linear& p, int threads) {
   const bool coded = p.codes != Codes::kNone;
   const int64_t size = coded ? 1 : p.dtype == Dtype::kFloat32 ? 4 : 2;
   const int codes = coded ? kernel_of(p.codes) : 0;
-  const auto pack = coded ? kernels.pack_codes[codes][type] : kernels.pack_linear[type];
-  const auto multiply = coded ? kernels.linear_codes[codes][type] : kernels.linear[type];
+  const auto pack = p.tiles ? kernels.pack_tiles[codes][type]
+                    : coded ? kernels.pack_codes[codes][type]
+                            : kernels.pack_linear[type];
+  const auto multiply = p.tiles ? kernels.linear_tiles[codes][type]
+                        : coded ? kernels.linear_codes[codes][type]
+                                : kernels.linear[type];
   const Pieces pieces(p, threads);
   const int64_t count = pieces.count();
   const int64_t work = p.columns() * (p.gated ? 2 : 1) * p.K * (size + p.M);

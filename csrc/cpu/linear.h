@@ -15,7 +15,8 @@ struct Linear {
     const void* data = nullptr;  // [rows, K], as torch.nn.Linear has them; codes: rows of bytes
     int64_t rows = 0, stride = 0;
     const void* bias = nullptr;  // [rows], or null
-    // Of codes: [rows, groups], of `scale_type` and of bytes; zeros may be null.
+    // Of codes: [rows, groups], of `scale_type` and of bytes; zeros may be null. In tiles (codes.h)
+    // all three lie close, and `stride` are the bytes of a row of words.
     const void *scale = nullptr, *zero = nullptr;
     int64_t scale_row = 0, zero_row = 0;
   };
@@ -23,6 +24,7 @@ struct Linear {
   Dtype dtype = Dtype::kFloat32;  // of x, weights and biases, and of out unless `out_float`
   bool out_float = false;
   Codes codes = Codes::kNone;
+  bool tiles = false;  // of codes
   Dtype scale_type = Dtype::kFloat32;
   int64_t group = 0;  // codes along K with one scale: 32, 64, or any number of blocks; or all of K
   int64_t M = 0, K = 0;
@@ -48,6 +50,7 @@ struct Linear {
 struct Dequantise {
   Dtype dtype = Dtype::kFloat32;  // of out
   Codes codes = Codes::kNone;
+  bool tiles = false;
   Dtype scale_type = Dtype::kFloat32;
   int64_t group = 0, K = 0;
   Linear::Weights weights;

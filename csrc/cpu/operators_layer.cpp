@@ -162,16 +162,44 @@ Made write_kv(Arguments& next) {
   return call;
 }
 
-// Codes of weights: int8 or e4m3 [rows, K], or of 4 bits in uint8, by blocks; a scale for each
-// group of them, all of one size and type, and zero points that may be missing.
+// What lies in tiles has no gaps.
+void expect_close(const View& x) {
+  if (x.shape[1] > 1 && x.shape[0] > 1 && x.stride[0] != x.shape[1]) x.fail("must be contiguous");
+}
+
+// Rows of codes: int8 or e4m3 [rows, K], or of 4 bits in uint8, by blocks.
 template <class Problem>
-void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const View& scale,
-                const View& zero, bool first) {
+Codes take_rows(const Problem& p, const View& weight, bool first) {
   const Codes codes = weight.dtype == Dtype::kUInt8        ? Codes::k4Bits
                       : weight.dtype == Dtype::kFloat8E4M3 ? Codes::kFloat8
                                                            : Codes::k8Bits;
   const Dtype types[] = {Dtype::kInt8, Dtype::kUInt8, Dtype::kFloat8E4M3};
   weight.expect(types[kernel_of(first ? codes : p.codes)], {-1, code_bytes(codes, p.K)});
+  return codes;
+}
+
+// Tiles of codes: int32 [rows, K / 4], or of 4 bits [rows, K / 8].
+template <class Problem>
+Codes take_tiles(const Problem& p, Linear::Weights& weights, const View& weight) {
+  weight.expect(Dtype::kInt32, {-1, -1});
+  const Codes codes = weight.shape[1] * 4 == p.K ? Codes::k8Bits : Codes::k4Bits;
+  if (p.K % 8 || weight.shape[0] % kTileOutputs || weight.shape[1] * codes_in_word(codes) != p.K) {
+    weight.fail("must be tiles of 16 rows and whole words: of K / 4, or of K / 8");
+  }
+  expect_close(weight);
+  weights.stride = 4 * weight.shape[1];
+  return codes;
+}
+
+// Codes of weights, in rows or tiles; a scale for each group of them, all of one size and type, and
+// zero points that may be missing.
+template <class Problem>
+void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const View& scale,
+                const View& zero, bool first) {
+  const bool tiles = weight.dtype == Dtype::kInt32;
+  if (!first && tiles != p.tiles) weight.fail("must all be in tiles or none");
+  const Codes codes = tiles ? take_tiles(p, weights, weight) : take_rows(p, weight, first);
+  p.tiles = tiles;
   if (scale.dims != 2 || scale.dtype > Dtype::kFloat16) {
     scale.fail("must have 2 dimensions and be float32, bfloat16 or float16");
   }
@@ -192,10 +220,13 @@ void take_codes(Problem& p, Linear::Weights& weights, const View& weight, const 
   p.codes = codes, p.scale_type = scale.dtype, p.group = group;
   weights.scale = scale.expect(p.scale_type, {weights.rows, groups}).data;
   weights.scale_row = scale.stride[0];
+  if (tiles) expect_close(scale);
   if (!zero) return;
   if (floats) zero.fail("must be None beside floats of 8 bits");
-  weights.zero = zero.expect(weight.dtype, {weights.rows, groups}).data;
+  const Dtype type = codes == Codes::k4Bits ? Dtype::kUInt8 : Dtype::kInt8;
+  weights.zero = zero.expect(type, {weights.rows, groups}).data;
   weights.zero_row = zero.stride[0];
+  if (tiles) expect_close(zero);
 }
 
 // The rows of weights, and a bias that may be missing, of the type and depth of x; or of codes.

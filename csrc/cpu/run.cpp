@@ -159,8 +159,11 @@ void run(const Gate& p, int threads) {
 }
 
 void run(const Dequantise& p, int threads) {
-  const auto row = chosen()->dequantise[kernel_of(p.codes)][static_cast<int>(p.dtype)];
-  for_rows(p.weights.rows, 8 * p.weights.rows * p.K, threads, [&](int64_t i) { row(p, i); });
+  const int codes = kernel_of(p.codes), type = static_cast<int>(p.dtype);
+  const auto some =
+      p.tiles ? chosen()->dequantise_tile[codes][type] : chosen()->dequantise[codes][type];
+  const int64_t count = p.tiles ? p.weights.rows / kTileOutputs : p.weights.rows;
+  for_rows(count, 8 * p.weights.rows * p.K, threads, [&](int64_t i) { some(p, i); });
 }
 
 void run(const RotateHeads& p, int threads) {

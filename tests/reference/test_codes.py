@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn.reference._codes import packed_bytes
+from specattn.reference._codes import of_tiles, packed_bytes, to_tiles
 
 from specattn.quantised import QuantisedWeight, pack_nibbles, quantise, unpack_nibbles
 
@@ -24,6 +24,23 @@ def test_where_a_code_lies():
     for k in range(256):
         block, place = divmod(k, 128)
         assert words[32 * block + place % 32] >> 4 * (place // 32) & 15 == codes[0, k]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_where_a_code_lies_in_a_tile(bits):
+    """As csrc/cpu/codes.h says: of 8 bits by bytes, of 4 even ones in the lower half of a word."""
+    codes = torch.randint(0, 16, (48, 72))
+    kept = codes.to(torch.int8) if bits == 8 else pack_nibbles(codes)
+    tiles = to_tiles(kept, 72)
+    assert tiles.shape == (48, 72 * bits // 32)
+    words = tiles.view(3, -1, 16)  # [tile, word of a row, row]
+    for n in range(48):
+        for k in range(72):
+            word, place = divmod(k, 32 // bits)
+            shift = 8 * place if bits == 8 else 16 * (place % 2) + 4 * (place // 2)
+            code = words[n // 16, word, n % 16].item() >> shift & (255 if bits == 8 else 15)
+            assert code == codes[n, k]
+    assert torch.equal(of_tiles(tiles, 72), kept)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from specattn.reference._codes import packed_bytes
+from specattn.reference._codes import fits_tiles, packed_bytes
 
 import specattn
 from specattn import reference
@@ -33,7 +33,7 @@ from specattn.ops.sparse_gather_attention import cost as gather_cost
 from specattn.ops.tree_attention import cost as tree_cost
 from specattn.ops.verify_attention import cost_logits, cost_scores
 from specattn.ops.write_kv import cost as write_cost
-from specattn.quantised import QuantisedWeight
+from specattn.quantised import QuantisedWeight, multiplies_tiles
 
 from . import peers
 from .cases import EIGHT_BITS, LATENTS, LAYERS, ROPE, Axes, Case
@@ -158,6 +158,8 @@ def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> 
     row = depth if bits == 8 else packed_bytes(depth)
     codes = memory.flatten().view(torch.uint8)[: outputs * row].view(outputs, row)
     codes = codes.view(torch.int8) if bits == 8 else codes
+    if x.device.type == "cpu" and fits_tiles(codes, depth) and multiplies_tiles():
+        codes = codes[:, : depth * bits // 8].view(torch.int32)  # as `laid` has them
     groups = depth // 64 if depth % 64 == 0 else 1
     scale = memory.flatten()[-outputs * groups :].view(outputs, groups)
 

@@ -221,8 +221,21 @@ def wide_prefill() -> str:
 @table("wide-quantised")
 def wide_quantised() -> str:
     """Return tokens per second of the widened target by the bits of its weights, and llama.cpp."""
+    header, rows = _by_bits("epyc-2core")
+    return markdown(header, rows)
+
+
+@table("wide-quantised-zen5")
+def wide_quantised_zen5() -> str:
+    """Return the same of Zen 5, where no llama.cpp was measured."""
+    header, rows = _by_bits("epyc-zen5-2core")
+    ours = [i for i, name in enumerate(header) if "llama.cpp" not in name and "lookup" not in name]
+    return markdown([header[i] for i in ours], [[row[i] for i in ours] for row in rows])
+
+
+def _by_bits(machine: str) -> tuple[tuple[str, ...], list[list[Any]]]:
     places: dict[tuple, dict[str, Any]] = {}
-    for row in read("epyc-2core/decoding-wide-quantised.jsonl"):
+    for row in read(f"{machine}/decoding-wide-quantised.jsonl"):
         bits = row.get("quantize", "bfloat16")
         name = row["method"] + (", lookup" if "ngram" in row["settings"] else "")
         places.setdefault((row["context"], bits), {})[name] = row
@@ -236,8 +249,7 @@ def wide_quantised() -> str:
         rows.append([size(context), bits, shown[0], f"{speeds['plain'] / base:.2f}", *shown[1:]])
         rows[-1] += read_in
     header = ("context", "weights", "plain, tokens/s", "over bfloat16", "`suffix`", "`auto`")
-    others = ("llama.cpp", "with its lookup", "prompt, s", "llama.cpp's")
-    return markdown((*header, *others), rows)
+    return (*header, "llama.cpp", "with its lookup", "prompt, s", "llama.cpp's"), rows
 
 
 def _order(place: tuple) -> int:

@@ -13,11 +13,22 @@ from importlib.util import find_spec
 
 import torch
 
-from specattn.reference._codes import dequantised, pack_nibbles, unpack_nibbles
+from specattn.reference._codes import (
+    TILE,
+    dequantised,
+    fits_tiles,
+    in_rows,
+    in_tiles,
+    of_tiles,
+    pack_nibbles,
+    to_tiles,
+    unpack_nibbles,
+)
 
 _ROWS, _ROWS_OF_GPU = 64, 2048  # rounded at once
 _IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
+_BY_TILES = ("avx512_bf16", "avx512")  # instruction sets that multiply faster with codes in tiles
 _NOT_FINITE = "weight: expected finite numbers, got some that are not"
 
 Rounded = tuple[torch.Tensor, torch.Tensor]
@@ -31,7 +42,8 @@ class QuantisedWeight:
     """Weights ``(code - zero) * scale``, [N, K], as `specattn.linear_few_rows` takes them.
 
     `codes` are int8 or float8_e4m3fn [N, K], or of 4 bits and packed, uint8; `scale` and `zero`,
-    which may be None, are [N, groups]. `depth` is K.
+    which may be None, are [N, groups]. `depth` is K. In tiles (`laid`) all are other matrices of as
+    many rows, which `in_rows` undoes.
     """
 
     codes: torch.Tensor
@@ -46,27 +58,50 @@ class QuantisedWeight:
     @property
     def bits(self) -> int:
         """Of a code."""
+        if self.tiled:
+            return 32 * self.codes.shape[1] // self.depth
         return 4 if self.codes.dtype == torch.uint8 else 8
 
-    def laid(self) -> QuantisedWeight:
-        """Return them with scales and zero points as kernels of their device read them.
+    @property
+    def tiled(self) -> bool:
+        """Whether codes, scales and zero points lie in tiles of sixteen rows."""
+        return self.codes.dtype == torch.int32
 
-        On a CPU those of a row lie side by side, elsewhere those of a group.
+    def laid(self) -> QuantisedWeight:
+        """Return them as kernels of their device read them fastest.
+
+        On a CPU integers lie in tiles where it multiplies faster so and the layer has whole ones,
+        others with what groups have of a row side by side; elsewhere that of a group lies so.
         """
-        by_rows = self.scale.device.type == "cpu"
+        on_cpu = self.scale.device.type == "cpu"
+        few = self if on_cpu else self.in_rows()
+        if few.tiled:
+            return few
+        if on_cpu and fits_tiles(few.codes, few.depth) and multiplies_tiles():
+            zero = None if few.zero is None else in_tiles(few.zero)
+            return QuantisedWeight(
+                to_tiles(few.codes, few.depth), in_tiles(few.scale), zero, few.depth
+            )
 
         def lay(x: torch.Tensor) -> torch.Tensor:
-            return x.contiguous() if by_rows else x.t().contiguous().t()
+            return x.contiguous() if on_cpu else x.t().contiguous().t()
 
-        zero = None if self.zero is None else lay(self.zero)
-        return QuantisedWeight(self.codes, lay(self.scale), zero, self.depth)
+        zero = None if few.zero is None else lay(few.zero)
+        return QuantisedWeight(few.codes, lay(few.scale), zero, few.depth)
+
+    def in_rows(self) -> QuantisedWeight:
+        """Return them with codes, scales and zero points in rows."""
+        if not self.tiled:
+            return self
+        zero = None if self.zero is None else in_rows(self.zero)
+        codes = of_tiles(self.codes, self.depth)
+        return QuantisedWeight(codes, in_rows(self.scale), zero, self.depth)
 
     def split(self, sizes: Sequence[int]) -> list[QuantisedWeight]:
         """Return the same weights in parts of so many rows."""
-        zeros = [None] * len(sizes) if self.zero is None else self.zero.split(list(sizes))
-        parts = zip(
-            self.codes.split(list(sizes)), self.scale.split(list(sizes)), zeros, strict=True
-        )
+        few = self.in_rows() if any(size % TILE for size in sizes) else self
+        zeros = [None] * len(sizes) if few.zero is None else few.zero.split(list(sizes))
+        parts = zip(few.codes.split(list(sizes)), few.scale.split(list(sizes)), zeros, strict=True)
         return [QuantisedWeight(*part, self.depth) for part in parts]
 
     def dequantised(self, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -83,6 +118,14 @@ class QuantisedWeight:
         wide = torch.promote_types(dtype, torch.float32)
         found = dequantised(self.codes, self.scale, self.zero, self.depth, wide).to(dtype)
         return found if out is None else out.copy_(found)
+
+
+def multiplies_tiles() -> bool:
+    """Whether kernels of this processor multiply faster with codes in tiles."""
+    if not find_spec("specattn._cpu"):
+        return False
+    isa: str = importlib.import_module("specattn._cpu").isa()
+    return isa in _BY_TILES
 
 
 def quantise(weight: torch.Tensor, bits: int, group: int | None = 64) -> QuantisedWeight:

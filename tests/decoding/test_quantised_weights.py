@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from specattn import _cpu
 from specattn.decoding import METHODS, Target, generate
 from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised, round_as
-from specattn.quantised import QuantisedWeight, quantise
+from specattn.quantised import QuantisedWeight, quantise, quantise_float8
 from tests.decoding.fuzzing import UNTRAINED
 from tests.decoding.models import greedy_by_transformers, is_recorded, prompts, tiny_model
 from tests.decoding.settings import NAMES, settings_of
@@ -121,7 +123,8 @@ def test_weights_of_16_bits(dtype):
         few = quantised(model, kind)
         module = few.model.layers[1].mlp.down_proj
         expected = round_as(model.model.layers[1].mlp.down_proj.weight, kind)
-        assert torch.equal(module.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+        codes = module.weight.in_rows().codes
+        assert torch.equal(codes.view(torch.uint8), expected.codes.view(torch.uint8))
         assert module.scale.dtype == torch.bfloat16
         target = Target(model, 1, 40, quantize=kind)
         assert is_recorded(target)
@@ -175,6 +178,59 @@ def test_what_groups_have_lies_as_a_device_reads_it():
     moved = QuantisedWeight(few.codes, by_columns, None, few.depth).laid()
     assert moved.scale.stride() == (3, 1)
     assert torch.equal(moved.scale, few.scale)
+
+
+@pytest.fixture
+def by_tiles(monkeypatch):
+    """Let this processor be one that multiplies faster with codes in tiles."""
+    monkeypatch.setattr("specattn.quantised._BY_TILES", (_cpu.isa(),))
+
+
+def same(a, b):
+    tensors = zip((a.codes, a.scale, a.zero), (b.codes, b.scale, b.zero), strict=True)
+    return all(x is y is None or torch.equal(x, y) for x, y in tensors)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tiles_are_laid_where_they_are_faster(by_tiles, bits, zeros):
+    few = quantise(torch.randn(48, 192), bits)
+    if zeros:
+        few = replace(few, zero=torch.randint(0, 15, (48, 3)).to(few.codes.dtype))
+    layer = QuantisedLinear(few, None)
+    tiles = layer.weight
+    assert (tiles.tiled, tiles.bits, len(tiles)) == (True, bits, 48)
+    assert tiles.laid() is tiles
+    assert same(tiles.in_rows(), few)
+    assert torch.equal(tiles.dequantised(torch.float32), few.dequantised(torch.float32))
+    for sizes in ([16, 32], [24, 24]):  # whole tiles, and none
+        parts = tiles.split(sizes)
+        assert [part.tiled for part in parts] == [sizes[0] == 16] * 2
+        assert all(map(same, [part.in_rows() for part in parts], few.split(sizes)))
+    x = torch.randn(3, 192)
+    with torch.no_grad():
+        exact = x.double() @ few.dequantised(torch.float64).T
+        assert torch.allclose(layer(x).double(), exact, rtol=1e-5, atol=1e-5)
+    moved = copy.deepcopy(layer).to("meta").weight  # as to any device but a CPU
+    assert (moved.codes.dtype, moved.codes.shape) == (few.codes.dtype, few.codes.shape)
+    assert moved.scale.stride() == (1, 48)
+
+
+def test_what_makes_no_tiles_lies_in_rows(by_tiles):
+    for few in (quantise(torch.randn(24, 64), 8), quantise(torch.randn(32, 68), 8, None)):
+        assert not few.laid().tiled
+    assert not quantise_float8(torch.randn(32, 64)).laid().tiled
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("tiles", [False, True])
+def test_texts_are_the_methods_own_however_codes_lie(monkeypatch, kind, tiles):
+    monkeypatch.setattr("specattn.quantised._BY_TILES", (_cpu.isa(),) if tiles else ())
+    model = model_of("olmo_hybrid", vocab_size=24, peak=1.0)
+    found, expected = (texts(model, method, kind) for method in ("suffix", "plain"))
+    assert found == expected
+    layer = quantised(model, kind).model.layers[0].mlp.gate_proj
+    assert layer.weight.tiled == tiles
 
 
 def test_what_is_refused(model):

@@ -3,9 +3,10 @@ and `tests/triton_kernels`."""
 
 import pytest
 import torch
+from specattn.reference._codes import in_tiles, to_tiles
 
 import specattn
-from specattn.quantised import quantise, quantise_float8
+from specattn.quantised import QuantisedWeight, quantise, quantise_float8
 
 
 def layer(*leading):
@@ -70,6 +71,7 @@ def test_a_float64_layer_is_that_of_torch():
 CODES = quantise(torch.randn(24, 192), bits=4)
 BYTES = quantise(torch.randn(24, 192), bits=8, group=None)
 FLOATS = quantise_float8(torch.randn(24, 192))
+WHOLE = [quantise(torch.randn(32, 192) / 14, bits) for bits in (8, 4)]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,53 @@ def test_codes_that_it_does_not_take(change, error, message):
 )
 def test_floats_that_it_does_not_take(change, error, message):
     arguments = {"weight": FLOATS.codes, "scale": FLOATS.scale} | change
+    with pytest.raises(error, match=message):
+        specattn.linear_few_rows(torch.randn(3, 192), **arguments)
+
+
+TILES = [QuantisedWeight(to_tiles(x.codes, 192), in_tiles(x.scale), None, 192) for x in WHOLE]
+
+
+@pytest.mark.parametrize("few", TILES, ids=["8 bits", "4 bits"])
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_tiles_are_multiplied_as_what_they_mean(few, backend):
+    x = torch.randn(2, 3, 192)
+    codes = {"scale": few.scale, "up": few.codes, "up_scale": few.scale}
+    with specattn.use_backend(backend):
+        out = specattn.linear_few_rows(x, few.codes, activation="silu", **codes)
+    exact = x.double() @ few.dequantised(torch.float64).T
+    exact = torch.nn.functional.silu(exact) * exact
+    assert torch.allclose(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"weight": TILES[0].codes[:31]},
+            ValueError,
+            r"^scale: expected shape \[N=31, groups\], got",
+        ),
+        (
+            {"weight": TILES[0].codes[:24], "scale": TILES[0].scale[:24]},
+            ValueError,
+            r"^weight: expected tiles of 16 rows, .* of K=192, got \[24, 48\]",
+        ),
+        ({"weight": TILES[0].codes[:, :40]}, ValueError, "^weight: expected tiles of 16 rows, "),
+        (
+            {"zero": torch.ones(32, 3, dtype=torch.uint8)},
+            TypeError,
+            "^zero: expected torch.int8 as codes in tiles are, got torch.uint8",
+        ),
+        (
+            {"scale": TILES[0].scale.repeat(1, 2)[:, :3]},
+            ValueError,
+            "^scale: expected no gaps in tiles, got strides",
+        ),
+    ],
+)
+def test_tiles_that_it_does_not_take(change, error, message):
+    arguments = {"weight": TILES[0].codes, "scale": TILES[0].scale} | change
     with pytest.raises(error, match=message):
         specattn.linear_few_rows(torch.randn(3, 192), **arguments)
 

@@ -46,7 +46,7 @@ def _kind(projection: Projection) -> Any:
     weight = projection.weight
     if not isinstance(weight, QuantisedWeight):
         return None
-    return weight.codes.dtype, weight.scale.dtype, weight.scale.shape[1]
+    return weight.codes.dtype, weight.bits, weight.scale.dtype, weight.scale.shape[1]
 
 
 class Recorder(Kernels):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..reference._codes import BLOCK, packed_bytes
+from ..reference._codes import BLOCK, TILE, packed_bytes
 from ..reference._eight_bits import EIGHT_BITS
 from ..reference.tree_mask import WORD_BITS
 from ._recent import Recent
@@ -96,9 +96,9 @@ SPECS = {
 }
 
 
-def _codes(row: str, dtype: torch.dtype) -> dict[str, Spec]:
-    """Return what weights are beside a `scale`."""
-    zero = _spec("N groups", dtype, optional=True, strided=True)
+def _codes(row: str, dtype: torch.dtype, *zeros: torch.dtype) -> dict[str, Spec]:
+    """Return what weights are beside a `scale`; zero points are of their dtype, or of another."""
+    zero = _spec("N groups", zeros or dtype, optional=True, strided=True)
     weight, up = (_spec(f"N {row}", dtype, optional=optional) for optional in (False, True))
     return {"weight": weight, "up": up, "zero": zero, "up_zero": zero}
 
@@ -107,6 +107,7 @@ _CODES = {
     torch.int8: _codes("K", torch.int8),
     torch.uint8: _codes("packed", torch.uint8),
     torch.float8_e4m3fn: _codes("K", torch.float8_e4m3fn),
+    torch.int32: _codes("words", torch.int32, torch.int8, torch.uint8),  # in tiles
 }
 _OTHER_CODES = _CODES[torch.int8] | {"weight": _spec("N K", tuple(_CODES))}
 ROW_LISTS = {  # by whether rows are ragged
@@ -405,6 +406,8 @@ def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
             f"scale: expected one group, or groups of 32, 64 or a multiple of {BLOCK} codes that "
             f"divide K={depth}, got {groups} groups"
         )
+    if forms["weight"].dtype == torch.int32:
+        _check_tiles(sizes, forms)
     for name in ("scale", "zero", "up_scale", "up_zero"):
         form = forms[name]
         if not isinstance(form, Form) or form.device.type != "cpu" or groups == 1:
@@ -412,6 +415,24 @@ def _check_groups(sizes: dict[str, int], forms: dict[str, Any]) -> None:
         _check_last_stride(name, form.strides)
     if isinstance(form := forms["up_scale"], Form) and form.dtype != forms["scale"].dtype:
         raise TypeError(f"up_scale: expected {forms['scale'].dtype} as scale, got {form.dtype}")
+
+
+def _check_tiles(sizes: dict[str, int], forms: dict[str, Any]) -> None:
+    """Check that codes are whole tiles, with zero points of their kind, and all without gaps."""
+    rows, depth, words = (sizes[symbol] for symbol in ("N", "K", "words"))
+    if rows % TILE or depth % 8 or words not in (depth // 4, depth // 8):
+        raise ValueError(
+            f"weight: expected tiles of {TILE} rows, [N, K / 4] or [N, K / 8] of K={depth}, got "
+            f"[{rows}, {words}]"
+        )
+    kind = torch.int8 if words == depth // 4 else torch.uint8
+    for name in ("zero", "up_zero"):
+        if isinstance(form := forms[name], Form) and form.dtype != kind:
+            raise TypeError(f"{name}: expected {kind} as codes in tiles are, got {form.dtype}")
+    for name in ("weight", "up", "scale", "zero", "up_scale", "up_zero"):
+        form = forms[name]
+        if isinstance(form, Form) and form.strides[0] != form.shape[1]:
+            raise ValueError(f"{name}: expected no gaps in tiles, got strides {form.strides}")
 
 
 def _check_cache(forms: dict[str, Any]) -> None:

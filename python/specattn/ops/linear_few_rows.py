@@ -46,7 +46,7 @@ def linear_few_rows(
     With a `scale` weights are codes of 8 or 4 bits, in groups along K: what is multiplied is
     ``(code - zero) * scale``, exactly, and the sum of each group is float32. Codes are read as they
     lie; `specattn.quantised` makes and packs them. Floats of 8 bits are codes without zero points;
-    that they are numbers is not looked at.
+    that they are numbers is not looked at. Integers in tiles are served on a CPU.
 
     Parameters
     ----------
@@ -54,7 +54,9 @@ def linear_few_rows(
         At most 64 rows in all. float32, bfloat16 or float16; float64 on the reference.
     weight : Tensor [N, K]
         As `torch.nn.Linear` has it; dtype as `x`. Of codes: int8 or float8_e4m3fn [N, K], or of 4
-        bits, packed by `specattn.quantised.pack_nibbles`, uint8 [N, 64 ceil(K / 128)].
+        bits, packed by `specattn.quantised.pack_nibbles`, uint8 [N, 64 ceil(K / 128)]. Or in tiles,
+        as `specattn.quantised.QuantisedWeight.laid` makes them: int32 [N, K / 4], or of 4 bits
+        [N, K / 8]; then scales and zero points are in tiles, too.
     bias : Tensor [N], optional
         Added to the product with `weight`; dtype as `x`.
     up : Tensor [N, K], optional
@@ -70,7 +72,7 @@ def linear_few_rows(
         a GPU best with those of neighbouring outputs side by side, as
         `specattn.quantised.QuantisedWeight.laid` has them.
     zero : Tensor [N, groups], optional
-        The codes that mean zero; dtype as `weight`. None is 0, and 8 for codes of 4 bits.
+        The codes that mean zero; dtype as `weight` in rows. None is 0, and 8 for codes of 4 bits.
     up_scale, up_zero : Tensor [N, groups], optional
         The same of `up`.
     out : Tensor [M, N] or [B, T, N], optional
@@ -105,6 +107,9 @@ def linear_few_rows(
         for name, given in codes.items():
             check_option(name, given, given is None, "None without a scale")
     sizes = check_tensors(**tensors)
+    if weight.dtype == torch.int32:
+        where = x.device.type
+        check_option("weight", where, where == "cpu", "integers in rows, or tiles on a CPU")
     rows = math.prod(x.shape[:-1])
     check_option("x", rows, rows <= MOST_ROWS, f"at most {MOST_ROWS} rows in all")
     check_option("activation", activation, activation in ACTIVATIONS, f"one of {ACTIVATIONS}")

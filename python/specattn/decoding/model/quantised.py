@@ -63,13 +63,13 @@ class QuantisedLinear(nn.Module):
         self.bias = bias
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Apply to all tensors, and lay what groups have as kernels of their device read it."""
+        """Apply to all tensors, and lay weights as kernels of their device read them."""
         before = self.weight.codes
         super()._apply(fn, recurse)
         if self.weight.codes.dtype != before.dtype:  # floats are codes, whatever a model's type is
             self.register_buffer("codes", fn(before.view(torch.uint8)).view(before.dtype))
         few = self.weight.laid()
-        self.scale, self.zero = few.scale, few.zero
+        self.codes, self.scale, self.zero = few.codes, few.scale, few.zero
         return self
 
     @property

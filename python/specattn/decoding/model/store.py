@@ -133,6 +133,7 @@ def _read(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _packed(few: QuantisedWeight) -> dict[str, torch.Tensor]:
     """Return a layer's tensors as compressed-tensors names them."""
+    few = few.in_rows()
     if few.codes.dtype == torch.float8_e4m3fn:
         return {"weight": few.codes, "weight_scale": few.scale}
     if few.bits == 4:  # words of eight codes, from their lowest bits on

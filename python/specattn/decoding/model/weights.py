@@ -31,7 +31,7 @@ class Reordered:
     """Weights in another order: copied once, and again where one has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[Contents, Sequence[torch.Tensor]]] = {}
+        self._known: dict[tuple[str, int], tuple[Contents, Sequence[Any]]] = {}
 
     def dense(
         self, weight: torch.Tensor | QuantisedWeight, where: str, dtype: torch.dtype
@@ -55,10 +55,17 @@ class Reordered:
             name = f"{where} {what}"
             return [None] * len(sizes) if x is None else self._parts(x, groups, sizes, name)
 
+        def parts_of_codes(few: QuantisedWeight) -> list[QuantisedWeight]:
+            rows = few.in_rows()
+            of_codes = rows.codes, rows.scale, rows.zero
+            split: list[Sequence[Any]] = [
+                [None] * len(sizes) if x is None else _copies(x, groups, sizes) for x in of_codes
+            ]
+            return [QuantisedWeight(*part, few.depth).laid() for part in zip(*split, strict=True)]
+
         if isinstance(weight, QuantisedWeight):
-            of_codes = weight.codes, weight.scale, weight.zero
-            found = zip(*map(parts, of_codes, ("codes", "scale", "zero")), strict=True)
-            weights: Sequence[Any] = [QuantisedWeight(c, s, z, weight.depth) for c, s, z in found]
+            few = weight
+            weights = self._kept(few.codes, f"{where} codes {sizes}", lambda: parts_of_codes(few))
         else:
             weights = parts(weight, "weight")
         return list(map(Projection, weights, parts(bias, "bias")))
@@ -66,20 +73,22 @@ class Reordered:
     def _parts(
         self, x: torch.Tensor, groups: int, sizes: Sequence[int], where: str
     ) -> Sequence[torch.Tensor]:
-        def copies() -> list[torch.Tensor]:
-            pieces = x.unflatten(0, (groups, -1)).split(list(sizes), 1)
-            return [piece.flatten(0, 1).contiguous() for piece in pieces]
-
-        return self._kept(x, f"{where} {sizes}", copies)
+        return self._kept(x, f"{where} {sizes}", lambda: _copies(x, groups, sizes))
 
     def _kept(
-        self, x: torch.Tensor, what: str, copies: Callable[[], Sequence[torch.Tensor]]
-    ) -> Sequence[torch.Tensor]:
+        self, x: torch.Tensor, what: str, copies: Callable[[], Sequence[Any]]
+    ) -> Sequence[Any]:
         """Return what was copied of x, or its copies now."""
         key = what, x.dim()
         if key not in self._known or not self._known[key][0].are_of(x):
             self._known[key] = Contents(x), copies()
         return self._known[key][1]
+
+
+def _copies(x: torch.Tensor, groups: int, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return the rows of each of `sizes`, which lie side by side in every group."""
+    pieces = x.unflatten(0, (groups, -1)).split(list(sizes), 1)
+    return [piece.flatten(0, 1).contiguous() for piece in pieces]
 
 
 def reordered(model: PreTrainedModel) -> Reordered:

@@ -155,11 +155,10 @@ def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> 
     Groups are of 64, or a whole row that is none of such.
     """
     outputs, depth = memory.shape
-    row = depth if bits == 8 else packed_bytes(depth)
+    tiles = x.device.type == "cpu" and fits_tiles(outputs, depth) and multiplies_tiles()
+    row = depth * bits // 8 if bits == 8 or tiles else packed_bytes(depth)
     codes = memory.flatten().view(torch.uint8)[: outputs * row].view(outputs, row)
-    codes = codes.view(torch.int8) if bits == 8 else codes
-    if x.device.type == "cpu" and fits_tiles(codes, depth) and multiplies_tiles():
-        codes = codes[:, : depth * bits // 8].view(torch.int32)  # as `laid` has them
+    codes = codes.view(torch.int32 if tiles else torch.int8 if bits == 8 else torch.uint8)
     groups = depth // 64 if depth % 64 == 0 else 1
     scale = memory.flatten()[-outputs * groups :].view(outputs, groups)
 

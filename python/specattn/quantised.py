@@ -77,7 +77,8 @@ class QuantisedWeight:
         few = self if on_cpu else self.in_rows()
         if few.tiled:
             return few
-        if on_cpu and fits_tiles(few.codes, few.depth) and multiplies_tiles():
+        whole = fits_tiles(len(few), few.depth) and not few.codes.is_floating_point()
+        if on_cpu and whole and multiplies_tiles():
             zero = None if few.zero is None else in_tiles(few.zero)
             return QuantisedWeight(
                 to_tiles(few.codes, few.depth), in_tiles(few.scale), zero, few.depth

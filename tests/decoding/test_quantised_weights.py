@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from specattn import _cpu
 from specattn.decoding import METHODS, Target, generate
 from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised, round_as
+from specattn.decoding.model.weights import Reordered
 from specattn.quantised import QuantisedWeight, quantise, quantise_float8
 from tests.decoding.fuzzing import UNTRAINED
 from tests.decoding.models import greedy_by_transformers, is_recorded, prompts, tiny_model
@@ -214,6 +215,19 @@ def test_tiles_are_laid_where_they_are_faster(by_tiles, bits, zeros):
     moved = copy.deepcopy(layer).to("meta").weight  # as to any device but a CPU
     assert (moved.codes.dtype, moved.codes.shape) == (few.codes.dtype, few.codes.shape)
     assert moved.scale.stride() == (1, 48)
+
+
+def test_what_a_layer_interleaves_is_taken_from_tiles(by_tiles):
+    few, order = quantise(torch.randn(64, 64), bits=4), Reordered()
+    layer = QuantisedLinear(few, None)
+    wide = few.dequantised(torch.float32).unflatten(0, (2, 2, 16))
+    for factor in (1, 2):
+        parts = [part.weight for part in order.parts(layer, 2, (16, 16), "here")]
+        assert [part.tiled for part in parts] == [True, True]
+        for n, part in enumerate(parts):
+            assert torch.equal(part.dequantised(torch.float32), factor * wide[:, n].flatten(0, 1))
+        assert order.parts(layer, 2, (16, 16), "here")[0].weight is parts[0]
+        layer.scale.mul_(2)  # is copied again
 
 
 def test_what_makes_no_tiles_lies_in_rows(by_tiles):

@@ -31,7 +31,7 @@ class Reordered:
     """Weights in another order: copied once, and again where one has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[Contents, Sequence[Any]]] = {}
+        self._known: dict[tuple[str, int], tuple[list[Contents], Sequence[Any]]] = {}
 
     def dense(
         self, weight: torch.Tensor | QuantisedWeight, where: str, dtype: torch.dtype
@@ -39,12 +39,12 @@ class Reordered:
         """Return a weight itself, or what its codes say."""
         if not isinstance(weight, QuantisedWeight):
             return weight
-        (copy,) = self._kept(weight.codes, f"{where} {dtype}", lambda: [whole(weight, dtype)])
+        (copy,) = self._kept(_tensors(weight), f"{where} {dtype}", lambda: [whole(weight, dtype)])
         return copy
 
     def transposed(self, x: torch.Tensor, where: str) -> torch.Tensor:
         """Return matrices [.., N, K] as [.., K, N], their rows contiguous."""
-        (copy,) = self._kept(x, where, lambda: [x.mT.contiguous()])
+        (copy,) = self._kept([x], where, lambda: [x.mT.contiguous()])
         return copy
 
     def parts(self, module: Any, groups: int, sizes: Sequence[int], where: str) -> list[Projection]:
@@ -61,11 +61,15 @@ class Reordered:
             split: list[Sequence[Any]] = [
                 [None] * len(sizes) if x is None else _copies(x, groups, sizes) for x in of_codes
             ]
-            return [QuantisedWeight(*part, few.depth).laid() for part in zip(*split, strict=True)]
+            return [
+                QuantisedWeight(codes, scale, zero, few.depth).laid()
+                for codes, scale, zero in zip(*split, strict=True)
+            ]
 
         if isinstance(weight, QuantisedWeight):
             few = weight
-            weights = self._kept(few.codes, f"{where} codes {sizes}", lambda: parts_of_codes(few))
+            what = f"{where} codes {sizes}"
+            weights = self._kept(_tensors(few), what, lambda: parts_of_codes(few))
         else:
             weights = parts(weight, "weight")
         return list(map(Projection, weights, parts(bias, "bias")))
@@ -73,16 +77,22 @@ class Reordered:
     def _parts(
         self, x: torch.Tensor, groups: int, sizes: Sequence[int], where: str
     ) -> Sequence[torch.Tensor]:
-        return self._kept(x, f"{where} {sizes}", lambda: _copies(x, groups, sizes))
+        return self._kept([x], f"{where} {sizes}", lambda: _copies(x, groups, sizes))
 
     def _kept(
-        self, x: torch.Tensor, what: str, copies: Callable[[], Sequence[Any]]
+        self, given: Sequence[torch.Tensor], what: str, copies: Callable[[], Sequence[Any]]
     ) -> Sequence[Any]:
-        """Return what was copied of x, or its copies now."""
-        key = what, x.dim()
-        if key not in self._known or not self._known[key][0].are_of(x):
-            self._known[key] = Contents(x), copies()
-        return self._known[key][1]
+        """Return what was copied of tensors, or their copies now."""
+        key = what, given[0].dim()
+        known, found = self._known.get(key, ([], ()))
+        if len(known) != len(given) or not all(map(Contents.are_of, known, given)):
+            known, found = self._known[key] = list(map(Contents, given)), copies()
+        return found
+
+
+def _tensors(few: QuantisedWeight) -> list[torch.Tensor]:
+    """Return what weights of codes are made of."""
+    return [x for x in (few.codes, few.scale, few.zero) if x is not None]
 
 
 def _copies(x: torch.Tensor, groups: int, sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -80,7 +80,7 @@ def _passes(target: Target, method: Vegas) -> dict[str, tuple[Call, int, int, in
     queries = target.verify(chain, tokens, capture=CaptureSpec(queries=True)).queries
     bounds = quest.PageBounds(target, paged.page_size)
     bounds.read_all()
-    pages = quest.Pages(paged, bounds, 0)
+    pages = quest.Pages(paged, bounds, bounds.counts | {"visible": cache.seqlens})
 
     def select() -> list[Selection]:
         """Choose, and make the table of positions that all steps of the next draft read."""

@@ -79,6 +79,7 @@ def test_verification_is_the_models_own(family, tree, sizes):
 def test_codes_are_multiplied_by_their_kernel(kind, rows, launches, monkeypatch):
     """Each weight of q, k and v by a launch of its own; gate and up by one; many rows by torch."""
     monkeypatch.setattr("specattn.quantised._IN_KERNELS", ())  # of a CPU, which no graph keeps
+    monkeypatch.setattr("specattn.quantised._BY_TILES", ())  # nor do these lie on a GPU
     model = quantised(tiny_model("qwen3", peak=1.0, hidden_size=64, **FEW), kind)
     targets, graphs = two_targets(model, capacity=64)
     tree = Tree.chain(rows - 1)

@@ -58,7 +58,7 @@ def _write(key, n, last, skipped, greater, equal, p_index, width):
 
 
 VARYING = [
-    "cache_seqlens", "index_lengths", "heads", "width", "ratio", "budget", "least",
+    "cache_seqlens", "index_lengths", "requests", "heads", "width", "ratio", "budget", "least",
     "keep_first", "keep_last", "scores_stride_b", "scores_stride_h", "lengths_stride_b",
     "indices_stride_b", "indices_stride_h", "counts_stride_b", "counts_stride_h",
 ]  # fmt: skip
@@ -68,24 +68,26 @@ VARYING = [
 @triton.jit(do_not_specialize=VARYING)
 def select_kernel(
     scores, cache_seqlens, indices, index_lengths,
-    heads, width, ratio, budget, least, keep_first, keep_last,
+    requests, heads, width, ratio, budget, least, keep_first, keep_last,
     scores_stride_b, scores_stride_h, lengths_stride_b,
     indices_stride_b, indices_stride_h, counts_stride_b, counts_stride_h,
-    LOOPED: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLLOWED: tl.constexpr, LOOPED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     # fmt: on
     """Select from one row; ``ratio`` holds the bits of a float64, or is None: then ``budget``."""
-    b = (tl.program_id(0) // heads).to(tl.int64)
+    row = (tl.program_id(0) // heads).to(tl.int64)
     h = (tl.program_id(0) % heads).to(tl.int64)
+    b = row % requests
     length = tl.load(cache_seqlens + b * lengths_stride_b)
     wanted = budget
     if ratio is not None:
         share = ratio.to(tl.float64, bitcast=True) * length.to(tl.float64)
         wanted = tl.ceil(share - ROUNDING_SLACK).to(tl.int32)
     count = tl.minimum(tl.maximum(wanted, least), length)
-    tl.store(index_lengths + b * counts_stride_b + h * counts_stride_h, count)
+    p_count = index_lengths + b * counts_stride_b + h * counts_stride_h
+    tl.store(p_count, count, mask=row < requests)
 
-    p_score = scores + b * scores_stride_b + h * scores_stride_h
+    p_score = scores + row * scores_stride_b + h * scores_stride_h
     n = tl.arange(0, BLOCK_N)
     if not LOOPED:  # in four parts, since what is made of a part takes registers as well
         key_a = _keys(p_score, n, length, keep_first, keep_last)
@@ -113,7 +115,7 @@ def select_kernel(
         missing -= tl.sum(tl.where(digit > chosen, found, 0), 0)
         last = last * 256 + chosen.to(tl.uint32)
 
-    p_index = indices + b * indices_stride_b + h * indices_stride_h
+    p_index = indices + row * indices_stride_b + h * indices_stride_h
     skipped = alike - missing
     if count > 0:
         greater = count * 0
@@ -134,8 +136,10 @@ def select_kernel(
             _write(key_d, n, last, skipped, greater, equal, p_index, width)
     for n0 in range(count // 1024 * 1024, width, 1024):
         place = n0 + tl.arange(0, 1024)
-        nothing = tl.full([1024], -1, tl.int32)
-        tl.store(p_index + place, nothing, mask=(place >= count) & (place < width))
+        behind = tl.full([1024], -1, tl.int32)
+        if FOLLOWED:
+            behind = length - count + place
+        tl.store(p_index + place, behind, mask=(place >= count) & (place < width))
 
 
 def select_topk(
@@ -148,27 +152,34 @@ def select_topk(
     keep_last,
     indices,
     index_lengths,
+    *,
+    followed=False,
 ):
     """Write the chosen positions, ascending and padded with -1, and how many they are.
 
     ``scores`` [B, N] or [B, Hk, N], ``indices`` int32 [B, K] or [B, Hk, K], ``index_lengths`` int32
     [B] or [B, Hk]. Ties go to the later position; NaN and -inf come last.
+
+    ``followed``: in place of -1 come the positions behind the request's scores, as many as there is
+    room for. Scores and indices may be of many layers, [layers * B, ...], beside lengths of one.
     """
     if scores.dim() == 2:
         scores, indices, index_lengths = scores[:, None], indices[:, None], index_lengths[:, None]
-    B, heads, capacity = scores.shape
+    rows, heads, capacity = scores.shape
     held = next((size for size in _TILES if capacity <= size), None)
     block_n, num_warps = _LOOPED if held is None else (held // 4, _TILES[held])
     bits = None if ratio is None else struct.unpack("<q", struct.pack("<d", ratio))[0]
     launch(
-        select_kernel, (B * heads,),
+        select_kernel, (rows * heads,),
         scores, cache_seqlens, indices, index_lengths,
-        heads, indices.shape[-1], bits, 0 if budget is None else min(budget, capacity),
+        len(cache_seqlens), heads, indices.shape[-1],
+        bits, 0 if budget is None else min(budget, capacity),
         max(min_tokens, keep_first + keep_last), keep_first, keep_last,
         *strides(scores)[:2],
         *strides(cache_seqlens),
         *strides(indices)[:2],
         *strides(index_lengths),
+        FOLLOWED=followed,
         LOOPED=held is None,
         BLOCK_N=block_n,
         num_warps=num_warps,

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 import specattn
 from specattn import reference
+from specattn.blocks.fused import Fused
+from tests.selections import OPTIONS, expected_table, scores_at_random
 
 from .conftest import DEVICE, interpreted
 
@@ -30,4 +32,23 @@ def test_is_the_reference_exactly(lengths, heads, size, min_tokens, keep, levels
     actual = specattn.select_topk(scores.to(DEVICE), seqlens.to(DEVICE), **options)
     exact = reference.select_topk(scores, seqlens, **options)
     for x, y in zip(actual, exact, strict=True):
+        assert torch.equal(x.cpu(), y)
+
+
+@interpreted(30)
+@given(
+    layers=st.integers(1, 3),
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+    heads=st.sampled_from([None, 2]),
+    options=st.sampled_from(OPTIONS),
+    newer=st.sampled_from([0, 1, 12]),
+    seed=st.integers(0, 999),
+)
+def test_all_layers_are_one_launch_behind_which_newer_tokens_follow(
+    layers, lengths, heads, options, newer, seed
+):
+    scores = scores_at_random(seed, layers, lengths, heads)
+    prefix = torch.tensor(lengths, dtype=torch.int32)
+    found = Fused().select(scores.to(DEVICE), prefix.to(DEVICE), newer, **options)
+    for x, y in zip(found, expected_table(scores, prefix, newer, options), strict=True):
         assert torch.equal(x.cpu(), y)

@@ -27,6 +27,7 @@ from specattn.blocks.ops import (
     whole,
 )
 from specattn.quantised import QuantisedWeight
+from specattn.reference.select_topk import selection_size
 from specattn.triton_kernels import children as _children
 from specattn.triton_kernels.draw import draw_behind
 from specattn.triton_kernels.linear_few_rows import (
@@ -38,6 +39,7 @@ from specattn.triton_kernels.linear_few_rows import (
 from specattn.triton_kernels.rms_norm import add_norm, rms_norm
 from specattn.triton_kernels.rms_norm import gate as _gate
 from specattn.triton_kernels.rotate_heads import rotate_heads
+from specattn.triton_kernels.select_topk import select_topk
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # others are left to torch
 _FINISHING = ("silu", "gelu", "gelu_tanh")  # activations that the kernel of a product applies
@@ -151,6 +153,23 @@ class Fused(Ops):
             logits = processor(None, logits[:, 0].float())[:, None]
         tokens: torch.Tensor = draw_behind(logits, ahead, how.temperatures, how.places, how.seed)
         return tokens
+
+    def select(
+        self, scores: torch.Tensor, prefix: torch.Tensor, newer: int, **share: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if scores.dtype != torch.float32:
+            return super().select(scores, prefix, newer, **share)
+        layers, batch, *heads, capacity = scores.shape
+        ratio, budget = share.get("ratio"), share.get("budget")
+        names = "min_tokens", "keep_first", "keep_last"
+        least, first, last = (min(share.get(name, 0), capacity) for name in names)
+        width = selection_size(capacity, ratio, budget, least, first + last) + newer
+        table = prefix.new_empty(layers, batch, *heads, width)
+        lengths = prefix.new_empty(batch, *heads)
+        places = table.flatten(0, 1), lengths
+        together = scores.flatten(0, 1), prefix, ratio, budget, least, first, last, *places
+        select_topk(*together, followed=True)
+        return table, lengths
 
     def children(
         self, logits: torch.Tensor, scores: torch.Tensor, width: int

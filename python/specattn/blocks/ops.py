@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, gelu, linear, rms_norm, silu, softplus
+from torch.nn.functional import embedding, gelu, linear, pad, rms_norm, silu, softplus
 
 from specattn.blocks.gated_delta import Convolution, Gates, gated_delta
 from specattn.ops import (
     hybrid_tree_attention,
+    select_topk,
     sparse_gather_attention,
     verify_attention,
     write_kv,
@@ -309,6 +310,19 @@ class Ops:
         """Return the outputs of `specattn.sparse_gather_attention`, by its arguments."""
         return sparse_gather_attention(q, *read, **_public(options))[0]
 
+    def select(
+        self, scores: torch.Tensor, prefix: torch.Tensor, newer: int, **share: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best tokens of a prefix [B] in every layer, and how many they are, int32 [B].
+
+        By `scores` [layers, B, N] positions [layers, B, K + newer], as `followed` has them; of KV
+        heads [layers, B, Hk, ..] and [B, Hk]. `share` are options of `specattn.select_topk`.
+        """
+        layers, batch = scores.shape[:2]
+        indices, lengths = select_topk(scores.flatten(0, 1), prefix.repeat(layers), **share)
+        indices, lengths = indices.unflatten(0, (layers, batch)), lengths[:batch]
+        return followed(indices, lengths, prefix, newer), lengths
+
     def children(
         self, logits: torch.Tensor, scores: torch.Tensor, width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -390,6 +404,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
     "sigmoid": torch.sigmoid,
 }
+
+
+def followed(
+    indices: torch.Tensor, lengths: torch.Tensor, prefix: torch.Tensor, newer: int
+) -> torch.Tensor:
+    """Return positions with those behind the prefix following: int32 [..., K] to [..., K + newer].
+
+    Of `indices` [layers, B, ..., K] the first `lengths`, int32 [B, ...], count; they lie among the
+    first `prefix`, int32 [B], tokens.
+    """
+    column = torch.arange(indices.shape[-1] + newer, dtype=torch.int32, device=indices.device)
+    behind = (prefix.view(-1, *[1] * (lengths.dim() - 1)) - lengths)[..., None] + column
+    return torch.where(column < lengths[..., None], pad(indices, (0, newer)), behind)
 
 
 def whole(weight: torch.Tensor | QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:

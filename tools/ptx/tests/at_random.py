@@ -175,6 +175,11 @@ CALLS = {op: _check_case(op) for op in OPERATIONS} | {
     "gated delta": _check_of("gated delta", _gated, recurrent.check_gated),
     "convolution": _check_of("convolution", _convolution, recurrent.check_convolution),
     "select": lambda seed, arch: (seed, lambda x, arch: selections.check(arch, [x]), arch),
+    "select in layers": lambda seed, arch: (
+        seed,
+        lambda x, arch: selections.check_layers(arch, [x]),
+        arch,
+    ),
     "draws": lambda seed, arch: (seed, lambda x, arch: rounds.check_draws(arch, [x]), arch),
     "moves": lambda seed, arch: (seed, lambda x, arch: rounds.check_moves(arch, [x]), arch),
 }

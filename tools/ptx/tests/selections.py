@@ -3,18 +3,24 @@
 import itertools
 import random
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from unittest import mock
 
 import torch
+from tests.selections import OPTIONS, expected_table, scores_at_random
 
 import specattn
 from specattn import reference
 
 # The module, whose name its function has too.
 from specattn.backends.backend import function_named
+from specattn.blocks.fused import Fused
 
 from ..launch import emulated
 from ..machine import Machine, Options
+
+# Together; one warp after the other, and blocks shuffled.
+ORDERS = (Options(count=False), Options(warps=1, blocks=1, count=False))
 
 
 def problem(seed):
@@ -36,16 +42,33 @@ def problem(seed):
 def check(arch, seeds):
     """Select in two orders, held in registers and in tiles; equality, or AssertionError."""
     module = function_named("select_topk", "triton_kernels").__globals__
-    orders = (Options(count=False), Options(warps=1, blocks=seeds[0], count=False))
     for seed in seeds:
         scores, lengths, options = problem(seed)
         expected = reference.select_topk(scores, lengths, **options)
-        for tiles, order in zip(({1024: 4}, {}), orders, strict=True):
+        for tiles, order in zip(({1024: 4}, {}), ORDERS, strict=True):
             patched = {"_TILES": tiles, "_LOOPED": (256, 4)}
             with mock.patch.dict(module, patched), emulated(arch, order):
                 actual = specattn.select_topk(scores, lengths, **options)
             for x, y in zip(actual, expected, strict=True):
                 assert torch.equal(x, y), (seed, tiles)
+
+
+def check_layers(arch, seeds):
+    """Select in all layers at once, in two orders, one launch each; equality, or AssertionError."""
+    for seed in seeds:
+        choose = random.Random(seed)
+        layers, batch, newer = choose.randint(1, 3), choose.randint(1, 3), choose.choice((0, 1, 12))
+        width, options = choose.choice((7, 64, 900)), choose.choice(OPTIONS)
+        lengths = [choose.randint(0, width) for _ in range(batch)]
+        scores = scores_at_random(seed, layers, lengths, choose.choice((None, 1, 3)), width)
+        prefix = torch.tensor(lengths, dtype=torch.int32)
+        expected = expected_table(scores, prefix, newer, options)
+        for order in (replace(order, given=True) for order in ORDERS):  # NaN is a value here
+            with emulated(arch, order) as launches:
+                found = Fused().select(scores, prefix, newer, **options)
+            assert len(launches) == 1
+            for x, y in zip(found, expected, strict=True):
+                assert torch.equal(x, y), seed
 
 
 def check_cuda(arch, seeds):

@@ -19,6 +19,7 @@ from specattn.decoding.passes.attention import Selection
 from specattn.decoding.text.sequences import Sequences
 from tests import distributions
 from tests.decoding.models import prompts, tiny_model
+from tests.decoding.tape import Tape
 
 LAYERS, KV_HEADS = 2, 3
 
@@ -72,6 +73,21 @@ def test_every_step_reads_the_chosen_and_all_newer_tokens(choice, data):
                 for head, positions in enumerate(chosen[layer]):
                     at = request if heads is None else (request, head)
                     assert table[at][: lengths[at]].tolist() == positions + recent
+
+
+def test_steps_of_what_a_graph_has_chosen_take_two_launches():
+    """However many they are, since the table that they share is there already."""
+    rows = [[[list(range(n))]] * LAYERS for n in (1, 2)]
+    chosen, prefix = as_selected(None, [4, 5], rows)[:2]
+    seqlens = torch.tensor([6, 9], dtype=torch.int32)
+    expected = PrefixSelection(chosen, prefix).steps(seqlens, 3, newer=6)
+    there = PrefixSelection(chosen._replace(indices=expected[0].indices), prefix, followed=True)
+    with Tape() as tape:
+        found = there.steps(seqlens, 3, newer=6)
+    assert tape.kernels == ["sub", "add"]
+    for one, other in zip(found, expected, strict=True):
+        assert one.inputs.keys() == other.inputs.keys()
+        assert all(x.equal(other.inputs[name]) for name, x in one.inputs.items())
 
 
 @pytest.mark.parametrize("heads", [None, KV_HEADS])

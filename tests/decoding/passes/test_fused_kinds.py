@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import specattn
-from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes.attention import CaptureSpec, Choice, Selection
 from specattn.tree import Tree
 from tests.decoding.models import WINDOW, prompts, tiny_model
+from tests.selections import expected_table
 
 if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
@@ -67,6 +68,30 @@ def test_what_is_captured_beside(capture):
                 assert torch.equal(own == -torch.inf, nowhere)
                 assert_alike(model, own.masked_fill(nowhere, 0), exact.masked_fill(nowhere, 0))
     assert [graph.replays for graph in graphs] == [2]
+
+
+@pytest.mark.parametrize("ranking", ["logit", "weight"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_what_the_next_draft_reads_is_chosen_in_the_graph(per_head, ranking):
+    """By one launch for all layers; the next pass leaves it alone."""
+    model = tiny_model("llama", peak=1.0, **FEW | {"num_hidden_layers": 2})
+    targets, graphs = two_targets(model)
+    options = {"ratio": 0.3, "min_tokens": 3, "keep_first": 1}
+    choice, found = Choice(tuple(options.items()), newer=5), []
+    capture = CaptureSpec((0, -1), ranking, per_head=per_head, choice=choice)
+    for seed in (3, 4):
+        one, other = verified(targets, TREE, seed, capture=capture)
+        assert other.selection is None  # left to who has the scores
+        prefix = targets[0].cache.seqlens
+        found.append((one.selection, expected_table(one.scores, prefix, 5, options)))
+    for (indices, lengths, ahead), (table, counts) in found:
+        assert torch.equal(indices, table)
+        assert torch.equal(lengths, counts)
+        assert ahead == 0
+    (graph,) = graphs
+    assert graph.replays == 2
+    assert graph.tape.kernels[-1] == "select_kernel"
+    assert graph.tape.kernels.count("select_kernel") == 1
 
 
 def test_a_sparse_selection():

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specattn.acceptance import Accepted
+from specattn.blocks import followed
 from specattn.decoding.drafting.budget import Budgeted, SelfDrafting
 from specattn.decoding.drafting.chain import ChainBuilder
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort
@@ -57,15 +58,20 @@ class SparseChain(ChainBuilder):
 
 
 class PrefixSelection(NamedTuple):
-    """Tokens selected among the first `prefix`, int32 [B], of a request; newer ones are visible."""
+    """Tokens selected among the first `prefix`, int32 [B], of a request; newer ones are visible.
+
+    `followed`: the positions of enough newer ones follow in the selection.
+    """
 
     selection: Selection
     prefix: torch.Tensor
+    followed: bool = False
 
     def compact(self, rows: list[int]) -> PrefixSelection:
         """Return the selection of these rows of the batch alone."""
-        indices, lengths = self.selection
-        return PrefixSelection(Selection(indices[:, rows], lengths[rows]), self.prefix[rows])
+        indices, lengths, _ = self.selection
+        selection = Selection(indices[:, rows], lengths[rows])
+        return self._replace(selection=selection, prefix=self.prefix[rows])
 
     def steps(self, seqlens: torch.Tensor, count: int, newer: int) -> list[Selection]:
         """Return what each of `count` draft steps attends to: they share one table of positions.
@@ -74,12 +80,10 @@ class PrefixSelection(NamedTuple):
         is committed, `seqlens`, int32 [B]. `newer` tokens at most lie between the prefix and the
         last step, which the host must know.
         """
-        indices, lengths = self.selection
-        per_head = (-1, *[1] * (lengths.dim() - 1))
-        column = torch.arange(indices.shape[-1] + newer, dtype=torch.int32, device=indices.device)
-        behind = (self.prefix.view(per_head) - lengths)[..., None] + column
-        table = torch.where(column < lengths[..., None], pad(indices, (0, newer)), behind)
-        first = Selection(table, lengths).extended(seqlens - self.prefix)
+        indices, lengths, _ = self.selection
+        if not self.followed:
+            indices = followed(indices, lengths, self.prefix, newer)
+        first = Selection(indices, lengths).extended(seqlens - self.prefix)
         return [first.extended(step) for step in range(count)]
 
 

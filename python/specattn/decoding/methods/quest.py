@@ -173,7 +173,8 @@ class Pages(CapturableSelector):
             tokens_of(*select_topk(scores, whole, **self.method.share(size)), size), whole * size
         )
         behind = size - 1 + self.method.max_gamma
-        return selected.steps(self.moving["visible"], 1, behind)[0]
+        (chosen,) = selected.steps(self.moving["visible"], 1, behind)
+        return chosen.indices, chosen.lengths
 
 
 def _bounds(keys: torch.Tensor, dim: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from specattn.decoding.drafting.sparse_chain import (
     tokens_of,
 )
 from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
-from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes.attention import CaptureSpec
 from specattn.ops import select_topk
 
 
@@ -82,5 +82,5 @@ def select_chunks(
     best, counts = select_topk(
         chunk_means(weights, size).flatten(0, 1), chunks.repeat(layers), **method.share(size)
     )
-    tokens, lengths = tokens_of(best.unflatten(0, (layers, batch)), counts[:batch], size)
-    return PrefixSelection(Selection(tokens, lengths), chunks * size)
+    selection = tokens_of(best.unflatten(0, (layers, batch)), counts[:batch], size)
+    return PrefixSelection(selection, chunks * size)

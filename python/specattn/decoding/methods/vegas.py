@@ -10,13 +10,14 @@ prefix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from specattn.decoding.drafting.budget import Budgeted
 from specattn.decoding.drafting.gains import Effort
 from specattn.decoding.drafting.sparse_chain import GuidedDrafter, PrefixSelection, rows_at
 from specattn.decoding.engine.contract import DraftContext, Verified
-from specattn.decoding.passes.attention import CaptureSpec, Selection
+from specattn.decoding.passes.attention import CaptureSpec, Choice, Selection
+from specattn.distributed.tensor import TensorParallel
 
 Rows = Literal["two", "all", "last"]
 Ranking = Literal["logit", "weight"]
@@ -108,22 +109,22 @@ class VegasDrafter(GuidedDrafter):
 
     def select(self, verified: Verified) -> None:
         """Select by the scores of a verification, if it was asked for them."""
-        scores = verified.result.scores
+        scores, selection = verified.result.scores, verified.result.selection
+        if selection is not None:
+            self.selected = PrefixSelection(selection, verified.prefix, followed=True)
+            return
         if scores is None:
             self.selected = None  # what was selected before is no longer all but the newest
             return
         if self.method.rows == "last":
             scores = rows_at(scores, verified.accepted.last)
-        divided = self.target.divided_heads
-        if divided is not None and self.method.mean_over_ranks and not self.method.per_head:
+        if (divided := self._exchanged()) is not None:
             scores = divided.mean(scores)
         layers, batch, *each = scores.shape  # KV heads, if each has its own, and tokens
         indices, lengths = self.target.cache.select_topk(
             scores.reshape(layers * batch, *each),
             verified.prefix.repeat(layers),
-            **self.method.share(),
-            keep_first=self.method.keep_first,
-            keep_last=self.method.keep_last,
+            **self._share(),
         )
         selection = Selection(indices.unflatten(0, (layers, batch)), lengths[:batch])
         self.selected = PrefixSelection(selection, verified.prefix)
@@ -137,4 +138,20 @@ class VegasDrafter(GuidedDrafter):
         """Return what ranks the prefix, of a verification of so many rows."""
         captured = (0, -1) if self.method.rows == "two" else tuple(range(rows))
         per_row = self.method.rows == "last"
-        return CaptureSpec(captured, self.method.ranking, per_row, self.method.per_head)
+        choice: Choice | None = Choice(tuple(self._share().items()), self.newer)
+        if per_row or self._exchanged() is not None:
+            choice = None  # of scores that the pass has not
+        method = self.method
+        return CaptureSpec(captured, method.ranking, per_row, method.per_head, choice=choice)
+
+    def _share(self) -> dict[str, Any]:
+        """Return what to select, as `select_topk` takes it."""
+        method = self.method
+        kept = {"keep_first": method.keep_first, "keep_last": method.keep_last}
+        return method.share() | kept
+
+    def _exchanged(self) -> TensorParallel | None:
+        """Return the ranks whose heads' scores are averaged, if they are."""
+        method = self.method
+        own = method.per_head or not method.mean_over_ranks
+        return None if own else self.target.divided_heads

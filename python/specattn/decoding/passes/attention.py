@@ -30,6 +30,16 @@ NO_MASK = torch.empty(0, 0, 0, 0, dtype=torch.float32, device="cpu")
 """A mask that is passed on as it is, since it has four dimensions: so models build none."""
 
 
+class Choice(NamedTuple):
+    """How a pass chooses by its own scores what the next draft reads (`Ops.select`).
+
+    `share` are names and values of the options of `specattn.select_topk`.
+    """
+
+    share: tuple[tuple[str, Any], ...]
+    newer: int
+
+
 @dataclass(frozen=True)
 class CaptureSpec:
     """What a verification hands out beside its logits and features.
@@ -47,6 +57,9 @@ class CaptureSpec:
         Keep the scores of every KV head instead of their mean: as many times the memory.
     queries : bool
         Keep the queries of every full-attention layer.
+    choice : Choice, optional
+        What to choose by the scores, of which there must be one for each token. Passes in graphs
+        do; others leave it to who has the scores.
     """
 
     rows: tuple[int, ...] = ()
@@ -54,6 +67,7 @@ class CaptureSpec:
     per_row: bool = False
     per_head: bool = False
     queries: bool = False
+    choice: Choice | None = None
 
     @property
     def needs_python(self) -> bool:
@@ -97,21 +111,32 @@ class Selection(NamedTuple):
     """A KV selector whose positions were chosen before the pass.
 
     Ascending `indices`, int32 [full layers, B, W] or [full layers, B, Hk, W], of which the first
-    `lengths`, int32 [B] or [B, Hk], count.
+    `lengths`, int32 [B] or [B, Hk], count, and `ahead` more.
     """
 
     indices: torch.Tensor
     lengths: torch.Tensor
+    ahead: int = 0
 
     def select(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's positions, whatever its queries are."""
-        return self.indices[layer], self.lengths
+        return self.indices[layer], self.settled().lengths
 
     def extended(self, by: int | torch.Tensor) -> Selection:
         """Return the selection with `by` more positions: for every request, or int32 [B]."""
-        if isinstance(by, torch.Tensor):
-            by = by.view(-1, *[1] * (self.lengths.dim() - 1))
-        return Selection(self.indices, self.lengths + by)
+        if isinstance(by, int):
+            return self._replace(ahead=self.ahead + by)
+        by = by.view(-1, *[1] * (self.lengths.dim() - 1))
+        return self._replace(lengths=self.lengths + by)
+
+    def settled(self) -> Selection:
+        """Return the same with all that count in `lengths`."""
+        return Selection(self.indices, self.lengths + self.ahead) if self.ahead else self
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What changes from pass to pass."""
+        return {"indices": self.indices, "lengths": self.settled().lengths}
 
 
 @dataclass
@@ -279,6 +304,14 @@ class Pass:
         if self.scores is None:
             self.scores = self._score_memory()
         return self._attend_and_score(new, self.scores[full_layer], options)
+
+    def chosen(
+        self, ops: Ops, scores: torch.Tensor | None, prefix: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Choose by the scores of the pass what the next draft reads, if it is to."""
+        if scores is None or (choice := self.capture.choice) is None:
+            return None
+        return ops.select(scores, prefix, choice.newer, **dict(choice.share))
 
     def recall(self, layer: int, parents: torch.Tensor | None = None) -> StateRows:
         """Return the state of a layer that keeps one, and room for what the pass leaves.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from specattn.decoding.passes.attention import (
     CaptureSpec,
     KVSelector,
     Pass,
+    Selection,
 )
 from specattn.decoding.passes.interface import attach_streams
 from specattn.decoding.passes.own_layers import own_layers
@@ -197,6 +199,8 @@ class CachedModel:
         written like all others, so that a later chain can read them; layers with a state have one
         for drafts, which has seen what lies before the offset.
         """
+        if isinstance(selector, Selection):
+            selector = selector.settled()
         return self.runner.run(self._draft_plan(tokens.shape[1], offset, selector), tokens)
 
     def draft_chain(
@@ -212,7 +216,8 @@ class CachedModel:
         """
         if not (selectors and self.runner.captures):
             return None
-        plans = [self._draft_plan(1, step, selector) for step, selector in enumerate(selectors)]
+        first = self._draft_plan(1, 0, selectors[0])
+        plans = [first, *(replace(first, selector=selector) for selector in selectors[1:])]
         return self.runner.chain(plans, root, drawing)
 
     def _draft_plan(

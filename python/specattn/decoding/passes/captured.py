@@ -70,7 +70,7 @@ class CapturedRunner(KernelRunner):
             return Runner.run(self, plan, tokens)
         real = slice(plan.rows)
         try:
-            logits, features, *kept = super().run(*padded_pass(plan, tokens))
+            found = super().run(*padded_pass(plan, tokens))
         except Exception as reason:
             if not (len(self._passes) and type(reason).__module__.startswith("triton.")):
                 raise
@@ -82,7 +82,8 @@ class CapturedRunner(KernelRunner):
                 stacklevel=2,
             )
             return Runner.run(self, plan, tokens)
-        return Verification(logits[:, real], features[:, real], *kept)
+        logits, features = found.logits[:, real], found.features[:, real]
+        return found._replace(logits=logits, features=features)
 
     def _may_ask(self, plan: Pass) -> bool:
         """Whether layers choose what they read in a way that no graph can hold."""
@@ -104,27 +105,32 @@ class CapturedRunner(KernelRunner):
     ) -> torch.Tensor | None:
         """Return what passes of one row each draft, in one graph for each number of them.
 
+        All but the selector is the first one's: each of the others lies a token behind it.
         Layers with a state, latents and selectors that may ask are left to passes one by one.
         """
         first, cache = plans[0], self.attention.cache
         apart = first.states is not None or cache.latent is not None
         apart = apart or type(self.attention) is not LayerAttention or len(root) > self.most_rows
         chosen = [plan.selector for plan in plans if isinstance(plan.selector, Selection)]
-        alike = all(one.indices is chosen[0].indices for one in chosen)
+        alike = all(
+            one.indices is chosen[0].indices
+            and one.lengths is chosen[0].lengths
+            and one.ahead == chosen[0].ahead + step
+            for step, one in enumerate(chosen)
+        )
         apart = apart or not alike or len(chosen) not in (0, len(plans))
         alike = len({self._key(plan) for plan in plans}) == 1
         if apart or not alike or any(map(self._may_ask, plans)) or (how := drawing()) is None:
             return None
-        given = how.inputs | {"tokens": root[:, None]}
-        given["prefix"] = torch.stack([plan.prefix for plan in plans])
+        given = how.inputs | {"tokens": root[:, None], "prefix": first.prefix}
         if chosen:
-            given["indices"] = chosen[0].indices
-            given["lengths"] = torch.stack([one.lengths for one in chosen])
+            given |= chosen[0].inputs
         given |= _moving([plan.selector for plan in plans], torch.stack)
         layers = PLAIN._replace(in_python=self.attention.in_python(first))
         key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key, self._key(first)
         self._plan = first
-        found: torch.Tensor = self._passes.run(key, partial(self._chain, how, layers), given)
+        program = partial(self._chain, how, layers, len(plans))
+        found: torch.Tensor = self._passes.run(key, program, given)
         del self._plan  # as in `run`
         return found.clone()
 
@@ -132,17 +138,19 @@ class CapturedRunner(KernelRunner):
         self,
         how: Drawing,
         layers: Any,
+        steps: int,
         ops: Ops,
         tokens: torch.Tensor,
         prefix: torch.Tensor,
         **given: torch.Tensor,
     ) -> torch.Tensor:
-        """Draft behind `tokens` [B, 1], a step for each row of `prefix` [steps, B]."""
+        """Draft so many steps behind `tokens` [B, 1], which lie behind a prefix [B]."""
         chain, how = [tokens], how.of(given)
-        for step, before in enumerate(prefix):
-            inputs = {"prefix": before}
+        for step in range(steps):
+            inputs = {"prefix": prefix + step if step else prefix}
             if "indices" in given:
-                inputs |= {"indices": given["indices"], "lengths": given["lengths"][step]}
+                selection = Selection(given["indices"], given["lengths"], step)
+                inputs |= selection.inputs
             inputs |= {name: x[step] for name, x in given.items() if name.startswith(_SELECTING)}
             logits, *_ = self._pass(layers, ops, chain[-1], **inputs)
             if self._transforms:
@@ -152,7 +160,7 @@ class CapturedRunner(KernelRunner):
 
     def _pass(self, how: Any, ops: Ops, tokens: torch.Tensor, **inputs: torch.Tensor) -> Any:
         """Run the decoder by a plan of what changes, since steps in Python are captured, too."""
-        selected = {name: inputs[name] for name in Selection._fields if name in inputs}
+        selected: Any = {name: inputs[name] for name in ("indices", "lengths") if name in inputs}
         moving: Any = {"selector": Selection(**selected) if selected else None}
         if isinstance(self._plan.selector, CapturableSelector):
             own_names = {name: inputs[_SELECTING + name] for name in self._plan.selector.moving}
@@ -161,4 +169,5 @@ class CapturedRunner(KernelRunner):
         moving["tree_mask"] = inputs.get("mask within None")
         self._plan = own = replace(self._plan, scores=None, queries=None, streams={}, **moving)
         logits, features, scores, _ = super()._pass(how, ops, tokens, **inputs)
-        return logits, features, own.scores if scores is None else scores, own.queries
+        scores = own.scores if scores is None else scores
+        return logits, features, scores, own.queries, own.chosen(ops, scores, inputs["prefix"])

@@ -49,7 +49,7 @@ class GraphRunner(Runner):
             del moving["parents"]
         inputs |= {name: x for name, x in moving.items() if x is not None}
         if isinstance(plan.selector, Selection):
-            inputs |= plan.selector._asdict()
+            inputs |= plan.selector.inputs
         own_states = plan.states is plan.cache.states
         key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
         key = *key, plan.feature_layers
@@ -66,7 +66,7 @@ class GraphRunner(Runner):
         tree_mask: torch.Tensor | None = None,
         depths: torch.Tensor | None = None,
         parents: torch.Tensor | None = None,
-        **selected: torch.Tensor,
+        **selected: Any,
     ) -> tuple[Any, ...]:
         selector = Selection(**selected) if selected else None
         moving: Any = {"prefix": prefix, "tree_mask": tree_mask, "depths": depths}
@@ -74,4 +74,5 @@ class GraphRunner(Runner):
         own = replace(plan, selector=selector, scores=None, queries=None, streams={}, **moving)
         read = read_by_head(self.model, tokens, own)
         logits = self.model.get_output_embeddings()(read)
-        return logits, own.handed_out(read), own.scores, own.queries
+        chosen = own.chosen(ops, own.scores, prefix)
+        return logits, own.handed_out(read), own.scores, own.queries, chosen

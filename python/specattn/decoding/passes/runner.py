@@ -57,12 +57,15 @@ class Verification(NamedTuple):
         `CaptureSpec.per_head` over the heads of every KV head, [..., Hk, N]. In float64 of a
         float64 model.
     queries : Tensor [full layers, B, T, Hq, D], or None
+    selection : Selection, or None
+        What `CaptureSpec.choice` asks for, if the pass has chosen.
     """
 
     logits: torch.Tensor
     features: torch.Tensor
     scores: torch.Tensor | None = None
     queries: torch.Tensor | None = None
+    selection: Selection | None = None
 
 
 class Runner:
@@ -121,14 +124,24 @@ class Runner:
         return transform_logits(self.model.config, self.model.get_output_embeddings()(read))
 
     def _handed_out(
-        self, plan: Pass, logits: torch.Tensor, features: torch.Tensor, *captured: Any
+        self,
+        plan: Pass,
+        logits: torch.Tensor,
+        features: torch.Tensor,
+        scores: torch.Tensor | None,
+        queries: torch.Tensor | None,
+        chosen: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Verification:
         """Return what was computed where the next pass computes too."""
         if not plan.reuse_buffers:
             logits, features = logits.clone(), features.clone()
         if self._transforms:
             logits = transform_logits(self.model.config, logits)
-        return Verification(logits, features, *captured)
+        selection = None
+        if chosen is not None:  # it is for passes that compute there
+            indices, lengths = chosen
+            selection = Selection(indices.clone(), lengths.clone())
+        return Verification(logits, features, scores, queries, selection)
 
 
 class CallingRunner(Runner):
@@ -172,7 +185,7 @@ class LayerAttention:
 
     def inputs(self, plan: Pass) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass beside what every pass has."""
-        given = plan.selector._asdict() if isinstance(plan.selector, Selection) else {}
+        given = plan.selector.inputs if isinstance(plan.selector, Selection) else {}
         if self.cache.latent is not None:
             given["places"] = self.cache.places(plan.slots)
         return given
@@ -310,10 +323,10 @@ class KernelRunner(Runner):
         program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
         found = self._passes.run((*key, self._key(plan)), program, inputs)
         del self._plan  # it may hold a drafter, and so the model
-        logits, features, scores, queries = found
+        logits, features, scores, queries, *chosen = found
         scores = plan.scores if scores is None else scores
         queries = plan.queries if queries is None else queries
-        return self._handed_out(plan, logits, features, scores, queries)
+        return self._handed_out(plan, logits, features, scores, queries, *chosen)
 
     def _key(self, plan: Pass) -> Any:
         """Return what passes differ by beside their shapes and what they hand out."""

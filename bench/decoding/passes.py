@@ -18,6 +18,7 @@ from common.tables import aligned, size
 from transformers import PreTrainedModel
 
 import specattn
+from specattn.blocks import TORCH
 from specattn.decoding import Quest, SpecExtend, Streaming, Target, Vegas
 from specattn.decoding.drafting.sparse_chain import PrefixSelection
 from specattn.decoding.methods import quest, specextend
@@ -82,14 +83,18 @@ def _passes(target: Target, method: Vegas) -> dict[str, tuple[Call, int, int, in
     bounds.read_all()
     pages = quest.Pages(paged, bounds, bounds.counts | {"visible": cache.seqlens})
 
+    ops = TORCH
+    if device.type == "cuda":  # as passes in graphs do
+        from specattn.blocks.fused import Fused
+
+        ops = Fused()
+
     def select() -> list[Selection]:
         """Choose, and make the table of positions that all steps of the next draft read."""
-        prefix = cache.seqlens
-        indices, lengths = specattn.select_topk(
-            scores.flatten(0, 1), prefix.repeat(layers), **method.share()
-        )
-        chosen = PrefixSelection(Selection(indices[:, None], lengths[:1]), prefix)
-        return chosen.steps(prefix, method.gamma, 2 * method.gamma)
+        prefix, newer = cache.seqlens, 2 * method.gamma
+        selection = Selection(*ops.select(scores, prefix, newer, **method.share()))
+        chosen = PrefixSelection(selection, prefix, followed=True)
+        return chosen.steps(prefix, method.gamma, newer)
 
     selection = select()[0]
     verify, weighed = partial(target.verify, chain, tokens), each[:, :, 0]

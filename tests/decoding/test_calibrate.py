@@ -4,10 +4,15 @@ import errno
 import os
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specattn.decoding import METHODS, calibrate, generate
+from specattn.decoding.drafting import calibrating
+from specattn.decoding.drafting.costs import PASS, Costs, Ledger
+from specattn.decoding.drafting.gains import Effort
 from tests.decoding.fuzzing import drafter_of, model_of
 from tests.decoding.models import prompts, tiny_model
 
@@ -20,10 +25,39 @@ def test_what_may_be_drafted_is_timed_before_a_text():
     rows = sorted(map(int, found["ms of a pass"]))
     assert rows[0] == 2
     assert rows[-1] == 2 * min(method.max_nodes, 60)
-    text = prompts([30, 28], vocabulary=24)
-    output = generate(model, text, method, max_new_tokens=12, temperature=0)
-    spent = output.statistics.details["seconds of calibrating, all runs"]
-    assert spent == pytest.approx(found["seconds of calibrating, all runs"], abs=1e-3)
+    text = prompts([34, 28], vocabulary=24)
+    output = generate(model, text, method, max_new_tokens=2, temperature=0)
+    later = output.statistics.details
+    assert {*found["ms of a pass"]} <= {*later["ms of a pass"]}, "a later run knows them at once"
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_rounds_take_as_much_more_than_passes_aside_as_plain_ones(captures, monkeypatch):
+    """A plain round took 10 ms; passes aside 8, of 4 rows 9. The first of a kind takes 500 more."""
+    took, now, met = {1: 8, 2: 8, 4: 9, "draft": 3}, [0.0], set[object]()
+
+    def spend(of):
+        now[0] += took[of] / 1e3 + 0.5 * (of not in met)
+        met.add(of)
+
+    monkeypatch.setattr(calibrating, "_verify", lambda pacer, capture, rows, root: spend(rows))
+    clock = SimpleNamespace(now=lambda: now[0], wait=lambda _: None, seconds=lambda a, b: b - a)
+    share = SimpleNamespace(
+        name="x", kind=PASS, capture=None, sizes=[1, 4], efforts=[Effort(1, 3)],
+        run=lambda root, effort: spend("draft"),
+    )  # fmt: skip
+    costs = Costs()
+    costs.follow((PASS, 1), 0.010)
+    pacer = SimpleNamespace(
+        costs=costs, requests=1, most_looked_up=1, shares=[share], captures=captures, met=set(),
+        clock=clock, ledger=Ledger(9.0),
+        target=SimpleNamespace(runner=SimpleNamespace(most_rows=9)),
+    )  # fmt: skip
+    calibrating.calibrate(pacer, torch.zeros(1))
+    assert costs.seconds[PASS, 4] == pytest.approx(0.011)
+    assert costs.seconds["x", Effort(1, 3)] == pytest.approx(0.003)
+    assert pacer.ledger.capture == pytest.approx(0.5)
+    assert pacer.met == {(PASS, 4), ("x", Effort(1, 3))} | ({(PASS, 2)} if captures else set())
 
 
 @pytest.mark.parametrize("option", ["length", "batch"])

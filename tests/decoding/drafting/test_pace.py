@@ -77,7 +77,6 @@ def test_a_table_of_an_earlier_process_is_used_from_the_first_round_on(
         machines.forget(snapshot)  # as another process
         machine.captured.clear()
         found = machines.speed(snapshot, machine, METHODS["poss"](), 24, 0)
-    assert found.details["seconds of calibrating, all runs"] == 0
     history = found.requests[0].history
     assert history[0].drafted
     assert found.total.mean_acceptance_length > 1.8

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specattn.decoding.drafting.costs import ASIDE, PASS, timed_aside
+from specattn.decoding.drafting.costs import PASS
 from specattn.decoding.drafting.gains import SIZES, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext
 from specattn.decoding.passes.attention import NO_CAPTURE
@@ -34,31 +35,44 @@ def captured_sizes(requests: int, most: int) -> list[int]:
 
 
 def calibrate(pacer: Pacer, root: torch.Tensor) -> None:
-    """Time all that may be drafted behind `root` [B], aside from the text."""
-    costs, requests, ledger = pacer.costs, pacer.requests, pacer.ledger
+    """Time all that may be drafted behind `root` [B], aside from the text.
+
+    Rounds take more than passes aside do: as much more as those that draft nothing took so far.
+    """
+    costs, requests = pacer.costs, pacer.requests
+    more = costs.plain(requests) - _timed(pacer, partial(_verify, pacer, None, 1, root))[1]
     most: dict[tuple[str, Any], int] = {(PASS, None): pacer.most_looked_up}
+    dues = list[tuple[tuple[str, Any], float, Any]]()
     for share in pacer.shares:
-        of = share.kind, share.capture
+        of, run = (share.kind, share.capture), share.run
         most[of] = max(most.get(of, 1), int(share.sizes[-1]))
-    dues: list[tuple[tuple[str, Any], Any]] = [
-        ((ASIDE, requests), partial(_verify, pacer, None, 1))
-    ]
+        for effort in share.efforts if run is not None else ():
+            dues.append(((share.name, effort), 0.0, partial(run, root, effort)))
     for (kind, capture), size in most.items():
         steps = [*(n for n in _ON_CPUS if n < size), size]
         if pacer.captures:
             steps = captured_sizes(requests, size)
         for n in steps[1:]:
             if n * requests <= pacer.target.runner.most_rows:
-                dues.append(((kind, n * requests), partial(_verify, pacer, capture, n)))
-    for share in pacer.shares:
-        run: Any = share.run
-        for effort in share.efforts if run is not None else ():
-            dues.append(((share.name, effort), partial(run, effort=effort)))
-    for shape, due in dues:
-        seconds, first, spent = timed_aside(partial(due, root), pacer.clock, 1 + pacer.captures)
-        costs.put(shape, seconds, requests)
-        ledger.capture, ledger.spent = first, ledger.spent + spent
+                verify = partial(_verify, pacer, capture, n, root)
+                dues.append(((kind, n * requests), max(0.0, more), verify))
+    for shape, besides, due in dues:
+        pacer.ledger.capture, seconds = _timed(pacer, due)
+        costs.put(shape, seconds + besides)
         pacer.met.add(shape)
+
+
+def _timed(pacer: Pacer, due: Callable[[], Any]) -> tuple[float, float]:
+    """Return what the first run takes besides, and what others take: the lesser of two."""
+    times, clock = [], pacer.clock
+    for _ in range(3 + pacer.captures):  # a capture is warmed up once
+        begin = clock.now()
+        due()
+        end = clock.now()
+        clock.wait(end)
+        times.append(clock.seconds(begin, end))
+    seconds = min(times[-2:])
+    return max(0.0, times[0] - seconds), seconds
 
 
 def _verify(pacer: Pacer, capture: Any, rows: int, root: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """What rounds take, by rows of the whole batch, and drafts, by effort: what real ones took.
 
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
-that records or captures it does not count. Each further round moves its figure by little, so that
-no outlier decides for long.
+that records or captures it does not count. The fastest of its first three rounds stands
+for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -24,19 +26,14 @@ from transformers import PreTrainedModel
 
 import specattn
 from specattn.decoding.drafting.gains import Effort
-from specattn.decoding.text.statistics import Clock
 from specattn.files import cache_named, keep
 
 PASS = "pass"
 """The kind of passes that hand out nothing beside logits and features."""
 
-ASIDE = "one row aside"
-"""A pass of one row of each request that was timed as others are: rounds take a little more."""
-
-_EARLY = 3  # rounds of which the fastest counts, before others move it
+_EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
 _NEWS = 1.1  # times that a figure changes by, from which on it is looked at again
 _LEAST = 1e-9  # seconds
-_FOLLOWS = 1 / 16  # power of two by which a round moves a figure at most
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 _log = logging.getLogger(__name__)
 
@@ -51,26 +48,19 @@ class Costs:
     def __init__(self, file: Path | None = None, former: Costs | None = None):
         self.file, self.changes, self.news, self._kept = file, 0, 0, 0
         self.seconds = dict[tuple[str, Any], float]()
-        self._early = dict[tuple[str, Any], list[float]]()
+        self._recent = dict[tuple[str, Any], deque[float]]()
         self._told = dict[tuple[str, Any], float]()
-        self._aside = set[tuple[str, Any]]()
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
-        self._most = dict[tuple[str, Any], float]()
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
             self.seconds = dict(former.seconds)
+            self._recent = {shape: deque(one, _RECENT) for shape, one in former._recent.items()}
 
-    def put(self, shape: tuple[str, Any], seconds: float, requests: int) -> None:
-        """Note what was timed aside, until rounds tell what it takes in these.
-
-        Of passes it becomes what a round takes: that much more than one row of each request.
-        """
-        if isinstance(shape[1], int) and shape[0] != ASIDE:
-            seconds = self.plain(requests) + max(0.0, seconds - self.seconds[ASIDE, requests])
-        self._early[shape] = []
-        self._aside.add(shape)
+    def put(self, shape: tuple[str, Any], seconds: float) -> None:
+        """Note what was timed aside, until rounds tell what it takes in these."""
+        self._recent[shape] = deque(maxlen=_RECENT)
         self._set(shape, seconds)
 
     def keep(self) -> None:
@@ -88,30 +78,23 @@ class Costs:
     def is_steady(self, requests: int) -> bool:
         """Whether rounds that draft nothing were met often enough."""
         shape = PASS, requests
-        return shape in self.seconds and len(self._early.get(shape, [0.0] * _EARLY)) == _EARLY
+        recent = self._recent.get(shape)
+        return shape in self.seconds and (recent is None or len(recent) >= _EARLY)
 
     def follow(self, shape: tuple[str, Any], seconds: float) -> None:
-        """Let a measured time move what is known: of the first three the fastest counts.
-
-        Until then holds what was timed aside, if it was.
-        """
-        if shape not in self.seconds:
-            self._early.setdefault(shape, [])
-            if shape[0].startswith(PASS):  # one slow round ends nothing
-                self._most[shape] = 2 * float(self.of_passes(shape[0], np.array(shape[1])))
-        early = self._early.get(shape)
-        if early is None or len(early) == _EARLY:
-            known = self.seconds[shape]
-            seconds = known * min(max(seconds / known, 0.5), 2.0) ** _FOLLOWS
-        else:
-            early.append(seconds)
-            cold = self.cold and bool(self.seconds) and shape not in self.seconds
-            if (cold or shape in self._aside) and len(early) < _EARLY:
-                return
-            seconds = min(early)
-            if len(early) < _EARLY:
-                seconds = min(seconds, self._most.get(shape, math.inf))
-        self._set(shape, seconds)
+        """Let a measured time move what is known."""
+        if (recent := self._recent.get(shape)) is None:
+            recent = self._recent[shape] = deque(maxlen=_RECENT)
+            if shape in self.seconds:
+                recent += [self.seconds[shape]] * _EARLY
+            elif shape[0].startswith(PASS) and len(self.table(PASS)[0]) and not self.cold:
+                # One slow round ends nothing.
+                recent.append(2 * float(self.of_passes(shape[0], np.array(shape[1]))))
+        recent.append(seconds)
+        if not (self.cold and self.seconds and shape not in self.seconds and len(recent) < _EARLY):
+            self._set(shape, min(recent) if len(recent) <= _EARLY else median_low(recent))
+        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
+            recent.extend([min(recent)] * _EARLY)
 
     def _set(self, shape: tuple[str, Any], seconds: float) -> None:
         seconds = self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
@@ -173,32 +156,16 @@ class Costs:
 
 
 class Ledger:
-    """What all runs of a model share: seconds that they have decoded, and of these calibrating.
+    """What all runs of a model share: `elapsed`, the seconds that they have decoded.
 
     `capture` is what it took last to capture or record a shape, `tried` the time when a drafter was
     last tried that seemed to lose.
     """
 
     def __init__(self, capture: float) -> None:
-        self.elapsed = self.spent = 0.0
+        self.elapsed = 0.0
         self.tried = dict[str, float]()
         self.capture = capture
-
-
-def timed_aside(run: Callable[[], Any], clock: Clock, colds: int) -> tuple[float, float, float]:
-    """Return what a shape takes, what its first run took besides, and all that this took.
-
-    The lesser of two runs counts, behind so many `colds` that record, capture or warm up.
-    """
-    times = []
-    for _ in range(colds + 2):
-        begin = clock.now()
-        run()
-        end = clock.now()
-        clock.wait(end)
-        times.append(clock.seconds(begin, end))
-    seconds = min(times[colds:])
-    return seconds, max(0.0, times[0] - seconds), sum(times)
 
 
 def alike(requests: int, length: int) -> tuple[int, int]:

@@ -38,7 +38,7 @@ AGAIN = 0.005
 
 _UNTIMED, _GROWS = 17, 4.0  # on a CPU: rows chosen at first, and times the most rows so far
 _CPU_ROW, _GPU_ROW = 0.1, 0.01  # what another row takes, of one, before several were met
-_HOLDS, _LOOKS = 8, 4  # rounds for which it holds that nothing pays; between looks beyond
+_HOLDS, _LOOKS = (8, 64), 4  # least and most rounds that nothing is taken to pay; between looks
 _SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
 _TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
@@ -80,6 +80,7 @@ class Pacer:
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
         self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
+        self._drafted = 0  # the last turn that did
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._place: tuple[int, int] | None = None
@@ -243,7 +244,12 @@ class Pacer:
             if other.effort != NONE and loss < AGAIN * since:
                 self.ledger.tried[share.name] = self.ledger.elapsed
                 return other
-        self._held = _HOLDS * (best is nothing)
+        loss, since = plain - 1 / _rate(best), self.ledger.elapsed - self.ledger.tried.get("", 0.0)
+        if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
+            self.ledger.tried[""] = self.ledger.elapsed
+            return nothing
+        if best is nothing:  # half as long as that was so
+            self._held = int(np.clip((self._turn - self._drafted) / 2, *_HOLDS))
         return best
 
     def _saved(self, seconds: float) -> None:
@@ -288,7 +294,10 @@ class Pacer:
         ends = {row: self.sequences.ends[row] for row in self.sequences.active}
         shape = PASS if share is None else share.kind, rows * len(ends)
         self._begun = share, effort, shape, self.clock.now(), ends
-        self._idle += rows == 1
+        if rows == 1:
+            self._idle += 1
+        else:
+            self._drafted = self._turn
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
         """Note that it has ended; its drafter learns of the requests that are its `own`."""
@@ -297,15 +306,15 @@ class Pacer:
             return
         (share, effort, shape, begun, ends), self._begun = self._begun, None
         now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
-        texts = self.sequences.host_rows
-        emitted = [texts[row, at : self.sequences.ends[row]].tolist() for row, at in ends.items()]
         fresh, draft, new = shape not in met, None, False
         met.add(shape)
         if share is not None:
-            mine, draft = own or [True] * len(emitted), (share.name, effort)
+            draft, texts = (share.name, effort), self.sequences.host_rows
             new = share.run is None or draft not in met
             met.add(draft)
-            learnt = [text if yes else None for text, yes in zip(emitted, mine, strict=True)]
+            came = [texts[row, at : self.sequences.ends[row]].tolist() for row, at in ends.items()]
+            mine = zip(came, own or [True] * len(came), strict=True)
+            learnt = [text if yes else None for text, yes in mine]
             share.learn(verified.draft.tree.max_depth, learnt)
 
         def read() -> None:
@@ -336,7 +345,6 @@ class Pacer:
         return {
             **milliseconds,
             "rounds without a draft": int(self._idle),
-            "seconds of calibrating, all runs": round(self.ledger.spent, 3),
             **({"last choice": self._explained(*self.compared)} if self.compared else {}),
         }
 

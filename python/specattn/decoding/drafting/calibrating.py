@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -44,7 +44,7 @@ def calibrate(pacer: Pacer, root: torch.Tensor) -> None:
     most: dict[tuple[str, Any], int] = {(PASS, None): pacer.most_looked_up}
     dues = list[tuple[tuple[str, Any], float, Any]]()
     for share in pacer.shares:
-        of, run = (share.kind, share.capture), share.run
+        of, run = (share.kind, share.capture), cast(Any, share.run)
         most[of] = max(most.get(of, 1), int(share.sizes[-1]))
         for effort in share.efforts if run is not None else ():
             dues.append(((share.name, effort), 0.0, partial(run, root, effort)))

@@ -1,8 +1,10 @@
 """Drafts that size themselves, on machines that are made up: as fast as the best given size."""
 
 from itertools import accumulate
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +112,17 @@ def test_one_slow_pass_ends_no_drafting(snapshots):
             found.append(machines.speed(snapshot, machine, METHODS["suffix"](), 64, 0))
     quick, slow = (one.total.mean_acceptance_length for one in found)
     assert slow == pytest.approx(quick, rel=0.2)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 8, 32])
+@pytest.mark.parametrize("tokens", [1.2, 2.0, 5.0])
+def test_a_batch_ends_with_its_last_request(requests, tokens):
+    """Chains without end whose tokens come true alike: 200 runs of 256 tokens a request."""
+    left, random = 256, np.random.default_rng(0)
+    written = random.geometric(1 / tokens, (200, requests, left)).cumsum(2)
+    rounds = 1 + (written < left).sum(2).max(1)
+    worth = Pacer.together(SimpleNamespace(requests=requests, left=left), tokens)
+    assert left / worth == pytest.approx(rounds.mean(), rel=0.05)
 
 
 def test_why_is_said_in_plain_words(snapshots):

@@ -11,6 +11,7 @@ it, before any of the round's tokens is drawn.
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections import deque
@@ -111,6 +112,17 @@ class Pacer:
         """Tokens that the run is taken to go on for: as many as it has, within its limit."""
         written = max(map(operator.sub, self.sequences.ends, self.sequences.generated_from))
         return max(1, min(self.sequences.draft_depth + 1, max(written, _EXPECTED)))
+
+    def together(self, tokens: Any) -> Any:
+        """Return how many `tokens` a round that gets so many in the mean is worth to a batch.
+
+        It ends with its last request: with N tokens left in rounds of t, requests end about
+        sqrt((t - 1) / N) of that time apart, and the last of B is sqrt(log B) such parts late.
+        """
+        if self.requests == 1:
+            return tokens
+        apart = np.sqrt(np.maximum(tokens - 1, 0.0) / self.left)
+        return tokens / (1 + math.sqrt(math.log(self.requests)) * apart)
 
     def passes(self, kind: str, sizes: Any) -> Any:
         """Return seconds by rows of a request; infinity of those that are not to be chosen.
@@ -225,26 +237,28 @@ class Pacer:
             self._held -= 1
             return nothing
         for share in self.shares:
-            best = max(best, self._best(share, depth, promised), key=_rate)
+            best = max(best, self._best(share, depth, promised), key=self._rate)
         if of_use:
             own = self.of_lookups()[rows]
             without, found = best, Choice(None, NONE, rows, fmean(promised), own)
-            best = max(best, found, key=_rate)
-            self._saved(best.tokens / _rate(without) - best.seconds)
+            best = max(best, found, key=self._rate)
+            saved = best.seconds * self._rate(best) / self._rate(without) - best.seconds
+            self._saved(saved)
+        rate = self._rate(best)
         if depth > 0:
-            self.compared, self.best_rate = (best, nothing), _rate(best)
+            self.compared, self.best_rate = (best, nothing), rate
         looks = self._turn - self._looked >= _LOOKS
         self._looked = self._turn if looks else self._looked
         for share in self.shares if looks else ():
             other = self._best(share, depth, promised, best if best.name == share.title else None)
-            loss = (other.seconds - other.tokens / _rate(best)) * len(self.shares)
+            loss = (other.seconds - other.tokens / rate) * len(self.shares)
             loss += self._new(share.kind, other.rows * self.requests)
             loss += self._new(share.name, other.effort)
             since = self.ledger.elapsed - self.ledger.tried.get(share.name, 0.0)
             if other.effort != NONE and loss < AGAIN * since:
                 self.ledger.tried[share.name] = self.ledger.elapsed
                 return other
-        loss, since = plain - 1 / _rate(best), self.ledger.elapsed - self.ledger.tried.get("", 0.0)
+        loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get("", 0.0)
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried[""] = self.ledger.elapsed
             return nothing
@@ -281,7 +295,7 @@ class Pacer:
         if beyond is not None:
             wider = [one.width > beyond.width or one.depth > beyond.depth for one in share.efforts]
             fits = fits & wider
-        rates = np.where(fits[:, None] & (depth > 0), (1 + table) / seconds, 0.0)
+        rates = np.where(fits[:, None] & (depth > 0), self.together(1 + table) / seconds, 0.0)
         at, size = np.unravel_index(rates.argmax(), rates.shape)
         if not rates[at, size]:
             return Choice(share.title, NONE, 1, 0.0, 1.0)
@@ -355,7 +369,6 @@ class Pacer:
         said = f"{best.tokens:.1f} tokens expected in {1e3 * best.seconds:.1f} ms"
         return f"{best.name or 'looked up'}, {best.rows} rows: {said}; {plain}"
 
-
-def _rate(choice: Choice) -> float:
-    """Return tokens per second."""
-    return choice.tokens / choice.seconds
+    def _rate(self, choice: Choice) -> float:
+        """Return tokens per second, of each request in the mean."""
+        return float(self.together(choice.tokens)) / choice.seconds

@@ -1,4 +1,4 @@
-"""Memory: what a run had at most, of a GPU or a Linux process, what is left, what graphs take."""
+"""Memory: what a run had at most, of a GPU or a Linux process, and what is left."""
 
 from __future__ import annotations
 
@@ -26,22 +26,6 @@ def available_bytes(device: torch.device) -> int | None:
     file = PROC / "meminfo"
     lines = file.read_text().splitlines() if file.exists() else ()
     return next((int(x.split()[1]) << 10 for x in lines if x.startswith("MemAvailable")), None)
-
-
-def graph_bytes(device: torch.device) -> int:
-    """Return what the pools of this process' CUDA graphs hold on a GPU; elsewhere 0.
-
-    That is what graphs compute in and hand out, workspaces of their kernels included. What the
-    driver keeps of launches lies outside torch's memory.
-    """
-    if device.type != "cuda":
-        return 0
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return sum(
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
-    )
 
 
 def peak_bytes(device: torch.device, process: int | str = "self") -> int | None:

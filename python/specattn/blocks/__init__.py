@@ -23,6 +23,7 @@ from specattn.blocks.ops import (
     whole,
 )
 from specattn.blocks.programs import Direct, Graph, Programs, Replayed, captured, recorded
+from specattn.blocks.results import graph_bytes
 
 __all__ = [
     "TORCH",
@@ -45,6 +46,7 @@ __all__ = [
     "captured",
     "embedding_scale",
     "followed",
+    "graph_bytes",
     "norm_of",
     "projection",
     "recorded",

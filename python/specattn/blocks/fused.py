@@ -1,7 +1,7 @@
 """The operators of blocks on a GPU: few launches of Triton kernels, to be captured in a graph.
 
-What they return is new memory, in a capture that of the graph's pool. Up to 64 rows, all requests
-together, a linear layer is one kernel, whose sums are the same for a row beside any others; of more
+What they return is new memory, in a capture that of the graph's pool; but logits, by far the
+largest, are left in memory that all programs share. Up to 64 rows, all requests together, a linear layer is one kernel, whose sums are the same for a row beside any others; of more
 rows torch computes the products, in the same graph.
 """
 
@@ -26,6 +26,7 @@ from specattn.blocks.ops import (
     projection,
     whole,
 )
+from specattn.blocks.results import Results
 from specattn.quantised import QuantisedWeight
 from specattn.reference.select_topk import selection_size
 from specattn.triton_kernels import children as _children
@@ -53,6 +54,9 @@ class Fused(Ops):
 
     Inputs of a program stay as they are: before it is captured it runs once.
     """
+
+    def __init__(self) -> None:
+        self._results = Results()
 
     def norm(self, x: torch.Tensor, norm: Norm, *, keep: bool = False) -> torch.Tensor:
         if x.dtype not in _DTYPES:
@@ -144,7 +148,8 @@ class Fused(Ops):
         return self.logits(x, projection(module)) if type(module) is nn.Linear else module(x)
 
     def logits(self, x: torch.Tensor, head: Projection) -> torch.Tensor:
-        return self.linear(x, head)
+        out = self._results.rows(x[..., 0].numel(), len(head.weight), x)
+        return self.linear(x, head, into=out.view(*x.shape[:-1], -1))
 
     def draw(self, logits: torch.Tensor, ahead: int, how: Drawing) -> torch.Tensor:
         if logits.dtype not in _DTYPES or logits.stride(-1) != 1:

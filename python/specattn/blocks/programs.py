@@ -190,16 +190,18 @@ class _Captured:
         return found[-1]
 
 
-def captured(graphs: Callable[[], Callable[[], Graph]] | None = None, ops: Ops = TORCH) -> Replayed:
-    """Return what captures programs, by such operators, as CUDA graphs.
+def captured(
+    graphs: Callable[[], Callable[[], Graph]] | None = None, ops: Callable[[], Ops] = Ops
+) -> Replayed:
+    """Return what captures programs as CUDA graphs, by operators that ``ops()`` returns.
 
     `graphs`, for tests, returns what makes new graphs that share their memory.
     """
     make = _cuda_graphs if graphs is None else graphs
 
     def tapes() -> Callable[[], Tape]:
-        graph = make()
-        return lambda: _Captured(graph(), ops)
+        graph, own = make(), ops()
+        return lambda: _Captured(graph(), own)
 
     return Replayed(tapes, in_python=False)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from specattn.blocks import graph_bytes
 from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
 from specattn.decoding.engine.target import Target
 from specattn.decoding.text.rounds import Round, pass_times
 from specattn.decoding.text.statistics import RequestStatistics, Statistics, Stopwatch
-from specattn.peak_memory import graph_bytes
 
 CHUNK_SIZE = 2048
 """Prompt tokens per request and prefill pass: enough to keep a GPU busy, few enough for caches."""

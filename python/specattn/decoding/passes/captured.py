@@ -27,6 +27,12 @@ _SELECTING = "selecting by "
 """What inputs of a pass begin with that its selector reads."""
 
 
+def _fused() -> Ops:
+    from specattn.blocks.fused import Fused  # needs triton
+
+    return Fused()
+
+
 def _moving(selectors: Sequence[Any], together: Callable[..., Any]) -> dict[str, torch.Tensor]:
     """Return what passes' selectors read, if graphs may hold them, as inputs."""
     if not isinstance(selectors[0], CapturableSelector):
@@ -57,12 +63,10 @@ class CapturedRunner(KernelRunner):
         super().__init__(model, attention)
 
     def _programs(self) -> Replayed:
-        return captured(self._graphs, self._eager())
+        return captured(self._graphs, _fused)
 
     def _eager(self) -> Ops:
-        from specattn.blocks.fused import Fused  # needs triton
-
-        return Fused()
+        return _fused()
 
     def run(self, plan: Pass, tokens: torch.Tensor) -> Verification:
         """Run a pass; those of as many rows share a graph, whatever their trees (`padding`)."""

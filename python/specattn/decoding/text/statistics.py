@@ -141,7 +141,7 @@ class Statistics:
     drafter_cache_bytes : int
         What the caches of trained drafters, or of a model that drafts, take beside it.
     graph_bytes : int
-        What the process' CUDA graphs held at the end of the run (`specattn.peak_memory`).
+        What the process' CUDA graphs held at the end of the run (`specattn.blocks.graph_bytes`).
     """
 
     requests: list[RequestStatistics]

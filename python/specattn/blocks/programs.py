@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -74,7 +76,7 @@ class Replayed:
 
     def __init__(self, tapes: Callable[[], Callable[[], Tape]], *, in_python: bool):
         self._tapes, self.in_python = tapes, in_python
-        self._tape = tapes()
+        self._tape: Callable[[], Tape]
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._most = _MOST_KEPT
@@ -95,19 +97,23 @@ class Replayed:
             del self._kept[next(iter(self._kept))]
         own = {name: self._input(name, x) for name, x in inputs.items()}
         _copy(inputs, own)
+        while (made := self._recorded(program, own)) is None:
+            self._keep_fewer()
+        self._kept[whole] = made
+        return made.results
+
+    def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept | None:
+        """Return a program that is kept now; None where there is no memory beside the others."""
+        if not self._kept:
+            self._tape = self._tapes()  # a pool that no graph is left in is none to torch
         try:
-            self._kept[whole] = self._recorded(program, own)
+            tape = self._tape()
+            with torch.no_grad():
+                return _Kept(tape, inputs, tape.record(program, inputs))
         except torch.OutOfMemoryError:
             if not self._kept:
                 raise
-            self._keep_fewer()
-            self._kept[whole] = self._recorded(program, own)
-        return self._kept[whole].results
-
-    def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept:
-        tape = self._tape()
-        with torch.no_grad():
-            return _Kept(tape, inputs, tape.record(program, inputs))
+        return None  # what failed is gone with its error, and so is its memory
 
     def _keep_fewer(self) -> None:
         """Keep half as many programs from now on: for more there is no memory."""
@@ -162,18 +168,31 @@ class CudaGraph:
         self.graph, self.pool = torch.cuda.CUDAGraph(), pool
 
     def capture(self, run: Callable[[], None]) -> None:
-        """Keep what `run` does, after it was done once: that compiles kernels and loads them."""
+        """Keep what `run` does on the current GPU, after it was done once.
+
+        That compiles kernels and loads them.
+        """
         beside, stream = torch.cuda.Stream(), torch.cuda.current_stream()
         beside.wait_stream(stream)
         with torch.cuda.stream(beside):
             run()
         stream.wait_stream(beside)
-        with torch.cuda.graph(self.graph, pool=self.pool):
+        own = _capturing(torch.cuda.current_device())
+        with torch.cuda.graph(self.graph, pool=self.pool, stream=own):
             run()
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
         self.graph.replay()
+
+
+@cache
+def _capturing(index: int) -> torch.cuda.Stream:
+    """Return the stream that all graphs of a GPU are captured in, so that they share memory.
+
+    torch's own lies on the GPU that was captured on first: on another it would see nothing.
+    """
+    return torch.cuda.Stream(index)
 
 
 class _Captured:
@@ -185,9 +204,15 @@ class _Captured:
 
     def record(self, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
         found = []
-        self.graph.capture(lambda: found.append(program(self.ops, **inputs)))
-        self.replay()  # capturing computes nothing
+        with _current(next(iter(inputs.values())).device):
+            self.graph.capture(lambda: found.append(program(self.ops, **inputs)))
+            self.replay()  # capturing computes nothing
         return found[-1]
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def captured(

@@ -375,3 +375,65 @@ def test_a_captured_model_that_was_changed_is_read_anew(change, captured):
     change(model)
     change(other)
     assert texts_of(model) == texts_of(other)
+
+
+def to_other_memory(model):
+    """Move weights and buffers, as to another GPU; where they lay is something else now."""
+    for x in (*model.parameters(), *model.buffers()):
+        before = x.data
+        x.data = before.clone()
+        if before.is_floating_point():
+            before.fill_(torch.nan)
+
+
+def to_bfloat16(model):
+    model.bfloat16()
+
+
+def compile_in_place(model):
+    model.compile(backend="eager")
+
+
+def compile_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+MOVES = [to_other_memory, to_bfloat16, compile_in_place, compile_forward]
+
+
+@pytest.mark.parametrize("change", MOVES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("method", ["plain", "vegas"])
+def test_a_captured_model_that_was_moved_converted_or_compiled_is_captured_anew(
+    change, method, captured, recordings
+):
+    """No graph that reads what is no longer the model's is left."""
+    model, other = tiny_model(), tiny_model()
+    texts_of(model, method)
+    before = weakref.ref(kept(model).runner)
+    count = len(recordings)
+    change(model)
+    change(other)
+    found = texts_of(model, method)
+    assert len(recordings) > count
+    gc.collect()
+    assert before() is None
+    assert found == texts_of(other, method)
+
+
+def test_captured_models_on_one_gpu_disturb_no_other(captured, recordings):
+    """Their runs take turns; each has memory and graphs of its own, which outlive the other's."""
+    models = [tiny_model("llama"), tiny_model("qwen3"), tiny_model("llama")]
+    with torch.no_grad():
+        for x in models[2].parameters():
+            x.neg_()
+    expected = [texts_of(model, "suffix") for model in models]
+    for model in models:
+        release(model)
+    for _ in range(3):
+        assert [texts_of(model, "suffix") for model in models] == expected
+    count = len(recordings)
+    release(models[0])
+    del models[0]
+    gc.collect()
+    assert [texts_of(model, "suffix") for model in models] == expected[1:]
+    assert len(recordings) == count

@@ -266,6 +266,39 @@ def fastest(
     return among[times.index(min(times))]
 
 
+# Operations in a cycle of a multiprocessor that FlashAttention does of long prompts, causal, of 128
+# columns: as published of 2, 3 and 4; for L40S the same share of its peak as on A100.
+PROMPTS = {
+    "flash-attn 2": {A100: 1310, L40S: 650, H100: 1650},
+    "flash-attn 3": {H100: 2850},
+    "flash-attn 4": {H100: 2850, B200: 5480},
+}
+_CHUNK = 2048  # tokens of a prompt, and keys before them
+
+
+def prompts_by(
+    arch: str, multiprocessors: int, heads: tuple[int, int], head_dim: int, among: tuple[str, ...]
+) -> str | None:
+    """Return which of `PROMPTS` is predicted to be clearly faster for prompts than our kernels.
+
+    `heads` are those of queries and of keys. None: ours are.
+    """
+    gpu, (q_heads, kv_heads) = gpu_of(arch), heads
+    rows = _CHUNK * q_heads // kv_heads
+    shape = Shape("hybrid_tree_attention", "bf16", head_dim, rows, 2 * _CHUNK, 1)
+    own = microseconds("triton", shape, kv_heads, multiprocessors, gpu)
+    gluon = gluon_may_serve(shape, arch, collects=False) and gpu_record.has_passed("gluon", (9, 0))
+    if gluon and not is_unfenced(gpu_record.triton_version()):
+        own = min(own, microseconds("gluon", shape, kv_heads, multiprocessors, gpu))
+    work = 4 * shape.rows * kv_heads * shape.head_dim * shape.context  # masked tiles are few
+    known = {name: PROMPTS[name][gpu] for name in among if gpu in PROMPTS.get(name, {})}
+    if not known:
+        return None
+    best = max(known, key=known.__getitem__)
+    time = work / (known[best] * gpu.clock * multiprocessors)
+    return best if time < (1 - UNSURE) * own else None
+
+
 def served_by(
     gpu: str, shape: Shape, arch: str, multiprocessors: int, kv_heads: int, *, collects: bool
 ) -> str:

@@ -45,6 +45,25 @@ def loaded(name: str) -> ModuleType | str:
     return f"{' or '.join(modules)} is not installed"
 
 
+def chain(
+    library: ModuleType, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    *, softmax_scale: float, window: int | None = None, softcap: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Return out [B, T, Hq, D] of rows [B, T, Hq, D], the last of which sees all keys.
+
+    Keys and values are [B, N, Hk, D], of any strides but the last; each row before sees one fewer,
+    and with a `window` the last so many. The same call in FlashAttention 2, 3 and 4.
+    """
+    options: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": True}
+    if window is not None:
+        options["window_size"] = (window - 1, 0)
+    if softcap:
+        options["softcap"] = softcap
+    found = library.flash_attn_func(q, k, v, **options)
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return out
+
+
 def calls(
     name: str,
     library: ModuleType,

@@ -1,8 +1,9 @@
 """The operators of blocks on a GPU: few launches of Triton kernels, to be captured in a graph.
 
 What they return is new memory, in a capture that of the graph's pool; but logits, by far the
-largest, are left in memory that all programs share. Up to 64 rows, all requests together, a linear layer is one kernel, whose sums are the same for a row beside any others; of more
-rows torch computes the products, in the same graph.
+largest, are left in memory that all programs share. Up to 64 rows, all requests together, a linear
+layer is one kernel, whose sums are the same for a row beside any others; of more rows torch
+computes the products, in the same graph.
 """
 
 from __future__ import annotations

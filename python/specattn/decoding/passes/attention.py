@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +23,9 @@ from specattn.decoding.passes.latents import (
 from specattn.decoding.passes.recurrent import gated_delta
 from specattn.kv_cache import KVCache, NewHeads
 from specattn.states import StateRows, States
+
+if TYPE_CHECKING:
+    from specattn.decoding.passes.prompts import Prompts
 
 HEAD = -1
 """Among layers whose features are handed out: the last one's as the model's head reads it."""
@@ -175,6 +178,8 @@ class Pass:
         Of any text: no row is placed behind it, where drafts may lie for which no text has room.
     on_layer : callable or None
         ``on_layer(n)`` is called when the pass has come to layer n.
+    prompts : Prompts or None
+        Attends from rows of prompts: chains of which every request has as many tokens before them.
     """
 
     cache: KVCache
@@ -198,6 +203,7 @@ class Pass:
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
     last_position: int | None = None
     on_layer: Callable[[int], None] | None = None
+    prompts: Prompts | None = None
 
     @cached_property
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,6 +291,12 @@ class Pass:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
     ) -> torch.Tensor:
         cache, window = self.cache, self.windows[layer]
+        if self.prompts is not None:
+            rows = (q, k, v) if self.counts is None else (q[0], k[0], v[0])
+            new = NewHeads(layer, *rows, self)
+            out = self.prompts.attend(cache, new, self.counts, window, **options)
+            if out is not None:
+                return out if self.counts is None else out[None]
         if self.counts is not None:
             new = NewHeads(layer, q[0], k[0], v[0], self)
             options |= {"cu_seqlens_q": self.cu_seqlens, "max_seqlen_q": self.rows}

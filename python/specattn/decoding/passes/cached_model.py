@@ -29,6 +29,7 @@ from specattn.decoding.passes.attention import (
 )
 from specattn.decoding.passes.interface import attach_streams
 from specattn.decoding.passes.own_layers import own_layers
+from specattn.decoding.passes.prompts import Prompts, prompts_of
 from specattn.decoding.passes.runner import Runner, Verification
 from specattn.hybrid_cache import HybridCache
 from specattn.kv_cache import KVCache
@@ -160,10 +161,20 @@ class CachedModel:
         """Run a part of every prompt from `start` on, side by side; return features if `wanted`."""
         plan = self.plan(max(counts), max_seqlen=start + max(counts))
         plan.moves_states, plan.on_layer = True, self._on_layer
+        plan.prompts = self._prompts()
         if min(counts) == max(counts):
             return self.runner.features(plan, tokens.view(len(counts), -1)).unbind()
         plan.counts = counts
         return self.runner.features(plan, tokens[None])[0].split(list(counts))
+
+    def _prompts(self) -> Prompts | None:
+        """Return what attends from prompts in place of our kernels, if there is such a thing."""
+        cache = self.cache
+        if not cache.in_kernels or cache.latent is not None:
+            return None
+        of: Any = self.model.config.get_text_config()
+        heads = of.num_attention_heads, cache.storage.shape[-2]
+        return prompts_of(self.device, cache.dtype, heads, cache.head_dim)
 
     def verify(
         self,

@@ -224,6 +224,13 @@ def test_rows_for_which_a_card_has_no_room_run_through_the_modules():
             found, expected = (target.verify(tree, tokens).logits for target in targets)
         assert_alike(model, found, expected)
     assert (runner.most_rows, len(graphs)) == (13, 2)
+    targets[0].runner = CapturedRunner(model, runner.attention, lambda: graph)  # of another run
+    del graphs[:]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        for rows in (1, 7):
+            targets[0].verify(Tree.chain(rows - 1), torch.stack(prompts([rows] * 2)))
+    assert len(graphs) == 2
 
 
 @pytest.mark.slow

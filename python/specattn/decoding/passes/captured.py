@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Drawing, Graph, Ops, Replayed, captured
 from specattn.decoding.model.families import transform_logits
+from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CapturableSelector, Pass, Selection
 from specattn.decoding.passes.padding import padded_pass
 from specattn.decoding.passes.runner import (
@@ -80,11 +81,12 @@ class CapturedRunner(KernelRunner):
                 raise
             # Kernels of more rows need more of a multiprocessor's memory.
             self.most_rows = tokens.numel() - 1
-            warnings.warn(
+            words = (
                 f"passes of {tokens.numel()} rows and more run through the model's own, slower "
-                f"modules: {reason}",
-                stacklevel=2,
+                f"modules: {reason}"
             )
+            told = "told", words  # once for all runs of the model
+            Model.of(self.model).recall(told, lambda: warnings.warn(words, stacklevel=4))
             return Runner.run(self, plan, tokens)
         logits, features = found.logits[:, real], found.features[:, real]
         return found._replace(logits=logits, features=features)

@@ -11,6 +11,8 @@ bits take four instructions for two, on every GPU: few have one that makes a bfl
 # Branches on compile-time flags must stay statements of their own: the other side is not compiled.
 # ruff: noqa: SIM108
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -27,6 +29,7 @@ FORMS = {  # of codes, and what kernels read them as
     torch.uint8: ("int4", torch.int32),
     torch.float8_e4m3fn: ("e4m3", torch.uint8),
 }
+_STEPS = [f"{part}{of}_step" for part in ("", "second_", "third_") for of in ("scale", "zero")]
 # Twice -128 as bfloat16, and -1024 as float16: a zero point is added to the last bits of both.
 LESS_BFLOAT16 = tl.constexpr(0xC300C300 - 2**32)
 LESS_FLOAT16 = tl.constexpr(0xE400E400 - 2**32)
@@ -220,13 +223,15 @@ def _words(p_weight, row_ok, k0, FORM: tl.constexpr, WHOLE: tl.constexpr):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", *_STEPS])
 def linear_codes_kernel(
-    x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out, M, N, K, groups,
+    x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out,
+    second, second_bias, second_scale, second_zero, third, third_bias, third_scale, third_zero,
+    M, N, second_N, third_N, K, groups,
     x_stride, weight_stride, up_stride, residual_stride, out_stride,
-    scale_stride, scale_step, zero_stride, zero_step,
-    up_scale_stride, up_scale_step, up_zero_stride, up_zero_step,
-    FORM: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr,
+    scale_stride, zero_stride, up_scale_stride, up_scale_step, up_zero_stride, up_zero_step,
+    scale_step, second_scale_step, third_scale_step, zero_step, second_zero_step, third_zero_step,
+    FORM: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ACTIVATION: tl.constexpr,
     WORDS: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -236,13 +241,39 @@ def linear_codes_kernel(
 
     ``FORM`` is "int8", "int4" or "e4m3". ``GROUP`` codes, None for all, share a scale. ``WHOLE``
     and ``DEEP`` say that N and K are multiples of BLOCK_N and of a block of codes. Of codes of 4
-    bits weights are words of 32 bits.
+    bits weights are words of 32 bits. Outputs of a ``second`` and a ``third`` weight stand beside
+    those of the first; their rows, and what groups have of these, are as far apart. Groups of
+    scales are ``STEP`` times their steps apart.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     SUMMED: tl.constexpr = BLOCK if GROUP is None or GROUP >= BLOCK else GROUP  # by themselves
     COUNT: tl.constexpr = 32 if FORM == "int4" or SUMMED == 32 or dtype == tl.float32 else 64
+    block = tl.program_id(0)
+    if second is not None:
+        blocks, before = tl.cdiv(N, BLOCK_N), N
+        if block >= blocks:
+            block -= blocks
+            weight, bias, N = second, second_bias, second_N
+            scale, scale_step, zero, zero_step = (
+                second_scale, second_scale_step, second_zero, second_zero_step,
+            )  # fmt: skip
+            out += before
+            if residual is not None:
+                residual += before
+            if third is not None:
+                blocks = tl.cdiv(second_N, BLOCK_N)
+                if block >= blocks:
+                    block -= blocks
+                    weight, bias, N = third, third_bias, third_N
+                    scale, scale_step, zero, zero_step = (
+                        third_scale, third_scale_step, third_zero, third_zero_step,
+                    )  # fmt: skip
+                    out += second_N
+                    if residual is not None:
+                        residual += second_N
+    scale_step *= STEP  # what was chosen has no divisor for older Tritons
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok, row = n < N, n.to(tl.int64)
     p_x = x + m.to(tl.int64) * x_stride
     p_other = x + (m + BLOCK_M).to(tl.int64) * x_stride
@@ -309,8 +340,10 @@ def linear_codes_kernel(
 
 
 def _strides(x):
-    """Return how far rows lie apart, and groups."""
-    return (0, 0) if x is None else x.stride()
+    """Return how far rows lie apart, and groups, of which a row may have one."""
+    if x is None:
+        return 0, 0
+    return x.stride(0), x.stride(1) if x.shape[1] > 1 else 0
 
 
 def _has_words(zero):
@@ -319,30 +352,40 @@ def _has_words(zero):
     return zero.stride(0) == 1 and at_multiples
 
 
-def linear_codes(x, weight, bias, up, activation, residual, scale, zero, up_scale, up_zero, out):
+def linear_codes(x, parts, up, activation, residual, out):
     """Write what `linear_few_rows` says, for codes with scales [N, groups] of any strides.
 
-    Those of neighbouring rows should lie side by side: such are copied ahead of their use.
+    Those of neighbouring rows should lie side by side: such are copied ahead of their use. `parts`
+    are as `linear_parts` takes them, `up` is a weight, its scale and its zero, or thrice None.
     """
-    (M, K), N, groups = x.shape, len(weight), scale.shape[1]
-    form, read_as = FORMS[weight.dtype]
+    weights, biases, scales, zeros = zip(*parts, strict=True)
+    up, up_scale, up_zero = up
+    (M, K), sizes, groups = x.shape, [len(weight) for weight in weights], scales[0].shape[1]
+    form, read_as = FORMS[weights[0].dtype]
     group = BLOCK.value if form == "e4m3" else K // groups  # the last floats may be fewer
-    weight, up = (None if t is None else t.view(read_as) for t in (weight, up))
-    words = all(t is None or _has_words(t) for t in (zero, up_zero))
+    *weights, up = (None if t is None else t.view(read_as) for t in (*weights, up))
+    words = all(t is None or _has_words(t) for t in (*zeros, up_zero))
     if words:
-        zero, up_zero = (
-            None if t is None else t.t().view(torch.int32).t() for t in (zero, up_zero)
+        *zeros, up_zero = (
+            None if t is None else t.t().view(torch.int32).t() for t in (*zeros, up_zero)
         )
-    blocks, tiles = _configs.code_blocks(x.device, x.dtype, M, N, K)
-    programs = triton.cdiv(N, blocks.block_n), triton.cdiv(M, tiles * blocks.block_m)
+    alike = [*zip(weights, biases, scales, zeros, strict=True), (None,) * 4, (None,) * 4]
+    (weight, bias, scale, zero), second, third = alike[:3]
+    scale_steps, zero_steps = ([_strides(part[i])[1] for part in alike[:3]] for i in (2, 3))
+    step = math.gcd(16, *scale_steps)
+    blocks, tiles = _configs.code_blocks(x.device, x.dtype, M, sum(sizes), K)
+    outputs = sum(triton.cdiv(N, blocks.block_n) for N in sizes)
     launch(
-        linear_codes_kernel, programs,
-        x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out, M, N, K, groups,
+        linear_codes_kernel, (outputs, triton.cdiv(M, tiles * blocks.block_m)),
+        x, weight, bias, up, residual, scale, zero, up_scale, up_zero, out, *second, *third,
+        M, *([*sizes, 0, 0][:3]), K, groups,
         *map(_row_stride, (x, weight, up, residual, out)),
-        *(stride for t in (scale, zero, up_scale, up_zero) for stride in _strides(t)),
-        FORM=form, GROUP=None if groups == 1 else group, ACTIVATION=activation,
-        WORDS=words, WHOLE=N % blocks.block_n == 0, DEEP=K % blocks.block_k == 0, TWO=tiles == 2,
-        PTX=_configs.runs_ptx(x.device), PRECISION=blocks.precision,
-        BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, STAGES=blocks.num_stages,
-        num_warps=blocks.num_warps, num_stages=blocks.num_stages, **blocks.options,
+        _strides(scale)[0], _strides(zero)[0], *_strides(up_scale), *_strides(up_zero),
+        *(size // step for size in scale_steps), *zero_steps,
+        FORM=form, GROUP=None if groups == 1 else group, STEP=step, ACTIVATION=activation,
+        WORDS=words, WHOLE=all(N % blocks.block_n == 0 for N in sizes),
+        DEEP=K % blocks.block_k == 0, TWO=tiles == 2, PTX=_configs.runs_ptx(x.device),
+        PRECISION=blocks.precision, BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n,
+        STAGES=blocks.num_stages, num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+        **blocks.options,
     )  # fmt: skip

@@ -198,29 +198,28 @@ def linear_few_rows(
     x, weight, bias, up, activation, residual, scale, zero, up_scale, up_zero, out
 ):
     """Write ``act(x weight^T + bias) * (x up^T) + residual`` for x [M, K], weights [N, K]."""
+    _multiply(x, [(weight, bias, scale, zero)], (up, up_scale, up_zero), activation, residual, out)
+
+
+def linear_parts(x, parts, residual, out):
+    """Write ``x weight^T + bias`` of weights [.., K] side by side, plus residual.
+
+    `parts` are up to three of weight, bias, scale and zero. Rows of all weights are as far apart;
+    all have biases, scales and zero points, or none has, and those of rows are as far apart.
+    """
+    _multiply(x, parts, (None, None, None), None, residual, out)
+
+
+def _multiply(x, parts, up, activation, residual, out):
     if len(x) == 0:
         return
-    if scale is not None:
+    weights, biases, scales, _ = zip(*parts, strict=True)
+    if scales[0] is not None:
         from ._linear_codes import linear_codes  # which is made of parts of this file
 
-        codes = scale, zero, up_scale, up_zero
-        linear_codes(x, weight, bias, up, activation, residual, *codes, out)
+        linear_codes(x, parts, up, activation, residual, out)
         return
-    _multiply(x, [weight], [bias], up, activation, residual, out)
-
-
-def linear_parts(x, weights, biases, residual, out):
-    """Write ``x weight^T + bias`` of up to three weights [.., K] side by side, plus residual.
-
-    Rows of all weights are as far apart, and all have biases, or none has.
-    """
-    _multiply(x, weights, biases, None, None, residual, out)
-
-
-def _multiply(x, weights, biases, up, activation, residual, out):
-    (M, K), sizes = x.shape, [len(weight) for weight in weights]
-    if M == 0:
-        return
+    (M, K), sizes, up = x.shape, [len(weight) for weight in weights], up[0]
     blocks = _configs.linear_blocks(x.device, x.dtype, M, sum(sizes), K, up is not None)
     (weight, bias), second, third = ([*zip(weights, biases, strict=True)] + [(None, None)] * 2)[:3]
     launch(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from specattn.triton_kernels.linear_few_rows import linear_parts
 
 import specattn
 from specattn.quantised import pack_nibbles
@@ -11,7 +12,9 @@ from tests.codes import FLOAT_FORMS, FLOATS, apart_in_words, grouped_by_columns,
 from tests.cpu.tensors import apart, normal
 from tests.linear import ACTIVATIONS, DTYPES, check
 
-from .conftest import DEVICE, interpreted, mostly
+from .conftest import DEVICE, WHOLE, interpreted, mostly
+
+BF16 = torch.bfloat16
 
 # K and groups: of every size that the kernel tells apart, and depths that end within a block.
 FORMS = [(32, 1), (33, 1), (160, 5), (192, 3), (128, 1), (256, 2), (512, 2), (301, 1), (768, 1)]
@@ -59,6 +62,39 @@ def test_against_float64(
     arguments = [x, weight, bias if biased else None, up, activation, residual if added else None]
     arguments += [*rest, *up_rest]
     check(arguments, multiplied(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "bits", "groups", "zeros"),
+    [
+        (5, (40, 24, 8), 4, 3, True),
+        *(
+            pytest.param(*case, marks=WHOLE)
+            for case in (
+                (40, (40, 24, 6), 8, 3, True),
+                (17, (33, 50), "e4m3", 2, False),
+                (3, (2, 30), 4, 6, True),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("more", mostly(True, False))
+def test_weights_side_by_side(rows, sizes, bits, groups, zeros, more):
+    """In one launch, with the bits of each by itself, beside columns that are another's."""
+    x, bias, residual = normal(0, (rows, 192), (sum(sizes),), (rows, sum(sizes)), dtype=BF16)
+    room = torch.full((rows, sum(sizes) + 2), torch.nan, dtype=BF16, device=DEVICE)
+    parts, expected = [], []
+    of_parts = bias.split(sizes), residual.split(sizes, 1)
+    for seed, (some, added) in enumerate(zip(*of_parts, strict=True)):
+        weight, *rest = weights(len(some), 192, groups, bits, zeros, BF16, seed)
+        some, added, (scale, zero) = some if more else None, added if more else None, rest
+        alone = multiplied(x, weight, some, None, None, added, *rest, None, None)
+        expected.append(alone)
+        scale, zero = grouped_by_columns((scale, zero))
+        parts.append([None if t is None else t.to(DEVICE) for t in (weight, some, scale, zero)])
+    linear_parts(x.to(DEVICE), parts, residual.to(DEVICE) if more else None, room[:, 1:-1])
+    assert torch.equal(room[:, 1:-1].cpu(), torch.cat(expected, 1))
+    assert room[:, [0, -1]].isnan().all()
 
 
 @pytest.mark.parametrize("bits", [8, 4])

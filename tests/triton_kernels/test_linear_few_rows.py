@@ -99,7 +99,8 @@ def test_weights_side_by_side(rows, more):
     biases = biases if more else [None] * 3
     residual = residual if more else None
     room = torch.full((rows, 72), torch.nan, dtype=torch.bfloat16, device=DEVICE)
-    linear_parts(x, weights, biases, residual, room[:, 1:71])
+    parts = [(*part, None, None) for part in zip(weights, biases, strict=True)]
+    linear_parts(x, parts, residual, room[:, 1:71])
     expected = multiplied(x, weight, bias if more else None, residual=residual)
     assert torch.equal(room[:, 1:71].cpu(), expected)
     assert room[:, ::71].isnan().all()

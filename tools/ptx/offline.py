@@ -28,7 +28,7 @@ from specattn.triton_kernels.gated_delta_commit import gated_delta_commit
 from specattn.triton_kernels.gated_delta_tree import gated_delta_tree
 from specattn.triton_kernels.hybrid_tree_attention import hybrid_tree_attention
 from specattn.triton_kernels.importance_scores import importance_scores
-from specattn.triton_kernels.linear_few_rows import linear_few_rows
+from specattn.triton_kernels.linear_few_rows import linear_few_rows, linear_parts
 from specattn.triton_kernels.merge_state import merge_state
 from specattn.triton_kernels.move_path import move_path
 from specattn.triton_kernels.select_topk import select_topk
@@ -395,6 +395,18 @@ def codes(rows, outputs, depth, dtype, bits, group, zeros=False, gated=False):
     linear_few_rows(*plain, scale, zero, *beside[1:], out)
 
 
+def codes_of_heads(rows, depth, dtype, bits, group, zeros):
+    """Multiply with the codes of queries, keys and values, side by side."""
+    packed = depth if bits == 8 else 64 * triton.cdiv(depth, 128)
+    kind, parts, sizes = {8: torch.int8, 4: torch.uint8}[bits], [], (4096, 1024, 1024)
+    for size in sizes:
+        scale = meta(depth // group, size, dtype=dtype).t()
+        zero = meta(depth // group, size, dtype=kind).t() if zeros else None
+        parts.append((meta(size, packed, dtype=kind), meta(size, dtype=dtype), scale, zero))
+    x, out = meta(rows, depth, dtype=dtype), meta(rows, sum(sizes), dtype=dtype)
+    linear_parts(x, parts, None, out)
+
+
 VARIANTS = {
     "hybrid": {},
     "hybrid chain": {"chain": True},
@@ -571,6 +583,9 @@ def linear_calls(which):
     for rows, dtype in itertools.product(rows_of, dtypes):
         name = f"floats of 8 bits, {rows} rows, {TYPES[dtype]}"
         yield name, partial(codes, rows, 14336, 4096, dtype, "e4m3", 128, gated=True)
+    for rows, bits in itertools.product(rows_of, (4, 8)):
+        name = f"codes of {bits} bits, heads, {rows} rows"
+        yield name, partial(codes_of_heads, rows, 4096, BF16, bits, 64, bits == 4)
     if which in ("chosen", "small"):
         for rows, bits in itertools.product(rows_of, (4, 8)):
             name = f"codes of {bits} bits, no multiples, {rows} rows"

@@ -232,13 +232,11 @@ def _side_by_side(
         part = slice(done, done + sum(len(weight) for weight, _ in some))
         to, residual = out[:, part], None if added is None else added[:, part]
         done = part.stop
-        weight, bias = some[0]
-        if isinstance(weight, QuantisedWeight):
-            _multiplied(rows, weight, bias, None, None, residual, to)
-            continue
         if few:
-            linear_parts(rows, *zip(*some, strict=True), residual, to)
+            linear_parts(rows, [_part(*layer) for layer in some], residual, to)
             continue
+        ((weight, bias),) = some
+        assert isinstance(weight, torch.Tensor), "codes were widened"
         first = bias if residual is None else residual
         if first is None:
             torch.mm(rows, weight.t(), out=to)
@@ -258,15 +256,17 @@ def _multiplied(
     out: torch.Tensor,
 ) -> None:
     """Write a linear layer of few rows, gated by `up` and finished, by one launch."""
-    (first, *codes), (second, *of_up) = map(_parts, (weight, up))
+    (first, _, *codes), (second, _, *of_up) = _part(weight, bias), _part(up, None)
     linear_few_rows(rows, first, bias, second, function, added, *codes, *of_up, out)
 
 
-def _parts(weight: torch.Tensor | QuantisedWeight | None) -> tuple[torch.Tensor | None, ...]:
-    """Return weights as kernels read them: of codes, them with their scale and zero."""
+def _part(
+    weight: torch.Tensor | QuantisedWeight | None, bias: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """Return a layer as kernels read it: weight or codes, bias, and of codes scale and zero."""
     if isinstance(weight, QuantisedWeight):
-        return weight.codes, weight.scale, weight.zero
-    return weight, None, None
+        return weight.codes, bias, weight.scale, weight.zero
+    return weight, bias, None, None
 
 
 def _codes(layer: _Layer) -> Any:
@@ -278,17 +278,18 @@ def _codes(layer: _Layer) -> Any:
 
 
 def _together(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
-    """Yield neighbours that one launch multiplies with: of codes one by one."""
-    for (codes, *_), alike in groupby(layers, _laid):
+    """Yield neighbours that one launch multiplies with."""
+    for _, alike in groupby(layers, _laid):
         some = list(alike)
-        most = MOST_PARTS if codes is None else 1
-        for first in range(0, len(some), most):
-            yield some[first : first + most]
+        for first in range(0, len(some), MOST_PARTS):
+            yield some[first : first + MOST_PARTS]
 
 
 def _laid(layer: _Layer) -> tuple[Any, ...]:
-    """Return what layers side by side must have in common."""
+    """Return what layers side by side must have in common.
+
+    A size of 1 is a constant to Triton, so such a layer has nothing in common with any.
+    """
     weight, bias = layer
-    if isinstance(weight, QuantisedWeight):
-        return (_codes(layer),)
-    return None, bias is None, weight.stride(0)
+    rows = (t.stride(0) for t in _part(*layer) if t is not None and t.dim() == 2)
+    return _codes(layer), bias is None, object() if len(weight) == 1 else None, *rows

@@ -12,21 +12,24 @@ import pytest
 import torch
 
 import specattn
+from specattn.blocks import Projection
 from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes import replay
 from specattn.decoding.passes.graphs import GraphRunner
 from specattn.decoding.passes.runner import LayerAttention
+from specattn.quantised import quantise
 from specattn.tree import Tree
 from tests.decoding.models import CONFIGS, prompts, tiny_model
-from tests.decoding.tape import TapeGraph
+from tests.decoding.tape import Tape, TapeGraph
 
 if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
 from triton.runtime.errors import OutOfResources
 
+from specattn.blocks.fused import Fused
 from specattn.decoding.passes.captured import CapturedRunner
 from tests.decoding.captured import FEW, LENGTHS, assert_alike, captured_runner, two_targets
 
@@ -68,16 +71,16 @@ def test_verification_is_the_models_own(family, tree, sizes):
 @pytest.mark.parametrize(
     ("kind", "rows", "launches"),
     [
-        ("int8", 6, 6),
-        ("int4", 6, 6),
-        ("fp8", 6, 6),
+        ("int8", 6, 4),
+        ("int4", 6, 4),
+        ("fp8", 6, 4),
         pytest.param("int8", 40, 0, marks=pytest.mark.slow),
         pytest.param("int4", 40, 0, marks=pytest.mark.slow),
         pytest.param("fp8", 40, 0, marks=pytest.mark.slow),
     ],
 )
 def test_codes_are_multiplied_by_their_kernel(kind, rows, launches, monkeypatch):
-    """Each weight of q, k and v by a launch of its own; gate and up by one; many rows by torch."""
+    """q, k and v by one launch, as gate and up; many rows by torch."""
     monkeypatch.setattr("specattn.quantised._IN_KERNELS", ())  # of a CPU, which no graph keeps
     monkeypatch.setattr("specattn.quantised._BY_TILES", ())  # nor do these lie on a GPU
     model = quantised(tiny_model("qwen3", peak=1.0, hidden_size=64, **FEW), kind)
@@ -89,6 +92,19 @@ def test_codes_are_multiplied_by_their_kernel(kind, rows, launches, monkeypatch)
     assert_alike(model, found.logits, expected.logits)
     (graph,) = graphs
     assert graph.tape.kernels.count("linear_codes_kernel") == launches
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_layer_of_one_output_has_a_launch_of_its_own(coded):
+    """Compiled for one its kernel takes no weight of more."""
+    weights = [torch.randn(size, 64) for size in (1, 40, 8)]
+    rounded = [quantise(weight, 8) if coded else weight for weight in weights]
+    x = torch.randn(1, 3, 64)
+    with Tape() as tape:
+        found = Fused().linear(x, *(Projection(weight, None) for weight in rounded))
+    assert len(tape.kernels) == 2
+    dense = [one.dequantised(torch.float32) if coded else one for one in rounded]
+    torch.testing.assert_close(found, x @ torch.cat(dense).T)
 
 
 def test_a_prefill_is_the_models_own():

@@ -111,7 +111,8 @@ def check_parts(sizes, rows, biased, added, arch):
     residual = residual if added else None
     out = torch.full((rows, ends[-1]), torch.nan, dtype=BF16)
     with emulated(arch, Options(count=False)) as launches:
-        linear_parts(x, weights, biases, residual, out)
+        parts = [(*part, None, None) for part in zip(weights, biases, strict=True)]
+        linear_parts(x, parts, residual, out)
     assert len(launches) == 1
     with emulated(arch, Options(count=False)):
         for part, *one in zip(columns, weights, biases, strict=True):

@@ -1,8 +1,10 @@
 """Linear layers of codes in the emulator: results, a row's bits, and what a launch moves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
+from specattn.triton_kernels.linear_few_rows import linear_parts
 from tests.codes import FLOATS, apart_in_words, grouped_by_columns, weights
 from tests.cpu.tensors import apart, normal
 from tests.linear import check
@@ -77,6 +79,13 @@ LAYERS = {
     "floats, 64 rows": Codes(64, 64, 448, 4, "e4m3", scales=FP32, activation="gelu", gated=True),
     "floats, float32": Codes(7, 40, 320, 3, "e4m3", FP32, FP32, False, "gelu", False, True, True),
 }
+PARTS = {  # of as many outputs
+    "4 bits": ((64, 32, 32), Codes(5, 0, 256, 4, 4, zeros=True)),
+    "8 bits": ((64, 24, 40), Codes(40, 0, 256, 2, 8, added=True, zeros=True)),
+    "floats": ((33, 50), Codes(17, 0, 301, 3, "e4m3", added=True)),
+    "4 bits, no multiples": ((2, 30, 7), Codes(3, 0, 192, 6, 4, FP16, zeros=True)),
+    "8 bits, float32": ((32, 16), Codes(20, 0, 128, 1, 8, FP32)),
+}
 
 
 def _called(arguments):
@@ -122,6 +131,27 @@ def check_bits(bits, dtype, arch):
             arguments[0], arguments[5] = x, residual
 
 
+def _side_by_side(layers):
+    """Return x, parts of layers as `linear_parts` takes them, and what is added to all."""
+    parts = [(one[1], one[2], *one[6:8]) for one in layers]
+    added = None if layers[0][5] is None else torch.cat([one[5] for one in layers], 1)
+    return layers[0][0], parts, added
+
+
+def check_parts(sizes, layer, arch):
+    """Codes side by side give in one launch the bits that each gives in its own."""
+    layers = [replace(layer, outputs=size).arguments for size in sizes]
+    x, parts, residual = _side_by_side(layers)
+    out = torch.full((len(x), sum(sizes)), torch.nan, dtype=x.dtype)
+    with emulated(arch, Options(count=False)) as launches:
+        linear_parts(x, parts, residual, out)
+    assert len(launches) == 1
+    columns = [slice(*pair) for pair in pairwise(accumulate(sizes, initial=0))]
+    with emulated(arch, Options(count=False)):
+        for part, alone in zip(columns, layers, strict=True):
+            assert torch.equal(out[:, part], _called([x, *alone[1:]])), f"outputs {part} are others"
+
+
 def matrix_instructions(arch, bits):
     """Return the shapes of all products of matrices, by the rows of a call."""
     found = {}
@@ -133,13 +163,20 @@ def matrix_instructions(arch, bits):
     return found
 
 
-def counted(rows, outputs, depth, groups, bits, gated, zeros=False, arch="sm_90"):
-    """Return (counts, bytes of codes, of what groups have, programs), scaled from few blocks."""
-    like = Codes(rows, outputs, depth, groups, bits, gated=gated, zeros=zeros)
-    arguments = like.arguments
+def counted(rows, sizes, depth, groups, bits, gated, zeros=False, arch="sm_90"):
+    """Return (counts, bytes of codes, of what groups have, programs), scaled from few blocks.
+
+    Weights of several `sizes` stand side by side.
+    """
+    like = Codes(rows, 0, depth, groups, bits, gated=gated, zeros=zeros)
+    layers = [replace(like, outputs=size).arguments for size in sizes]
     with emulated(arch, Options(sample=True)) as launches:
-        _called(arguments)
+        if len(layers) == 1:
+            _called(*layers)
+        else:
+            x, parts, _ = _side_by_side(layers)
+            linear_parts(x, parts, None, torch.empty(rows, sum(sizes), dtype=x.dtype))
     (launched,) = launches
-    codes = sum(t.nbytes for t in (arguments[1], arguments[3]) if t is not None)
-    beside = sum(t.nbytes for t in arguments[6:] if t is not None)
+    codes = sum(t.nbytes for one in layers for t in one[1:4:2] if t is not None)
+    beside = sum(t.nbytes for one in layers for t in one[6:] if t is not None)
     return launched.counts, codes, beside, launched.grid[0]

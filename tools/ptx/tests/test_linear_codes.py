@@ -50,6 +50,22 @@ def test_a_row_has_the_same_bits_among_any_others(compiler_process, bits, dtype,
     compiler_process(linear_codes.check_bits, bits, dtype, arch)
 
 
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("4 bits", "sm_90"),
+        *(
+            pytest.param(name, arch, marks=WHOLE)
+            for name in linear_codes.PARTS
+            for arch in ARCHITECTURES
+            if (name, arch) != ("4 bits", "sm_90")
+        ),
+    ],
+)
+def test_weights_side_by_side(compiler_process, name, arch):
+    compiler_process(linear_codes.check_parts, *linear_codes.PARTS[name], arch)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [linear_codes.BF16, linear_codes.FP16, linear_codes.FP32])
 def test_every_float_is_exact(compiler_process, dtype, arch):
@@ -67,34 +83,38 @@ def test_sums_are_chains_of_one_instruction(compiler_process, arch, bits):
 
 
 @pytest.mark.parametrize(
-    ("rows", "groups", "bits", "gated", "zeros", "moved", "most"),
+    ("rows", "groups", "bits", "form", "zeros", "moved", "most"),
     [
-        (8, 64, 4, False, False, 1.05, 7.2),
+        (8, 64, 4, "alone", False, 1.05, 7.2),
+        (8, 64, 8, "q, k, v", False, 1.05, 7.2),
         *(
             pytest.param(*case, marks=WHOLE)
             for case in (
-                (16, 32, 4, True, True, 1.05, 6.8),
-                (1, 128, 4, True, True, 1.26, 8.9),
-                (8, 64, 8, False, True, 1.06, 8.6),
-                (16, 1, 8, True, False, 1.05, 6.8),
-                (8, 32, "e4m3", False, False, 1.05, 6.4),
-                (16, 32, "e4m3", True, False, 1.05, 5.3),
+                (16, 32, 4, "gated", True, 1.05, 6.8),
+                (1, 128, 4, "gated", True, 1.26, 8.9),
+                (8, 64, 8, "alone", True, 1.06, 8.6),
+                (16, 1, 8, "gated", False, 1.05, 6.8),
+                (8, 32, "e4m3", "alone", False, 1.05, 6.4),
+                (16, 32, "e4m3", "gated", False, 1.05, 5.3),
+                (1, 64, 4, "q, k, v", True, 1.26, 8.9),
             )
         ),
     ],
 )
-def test_codes_are_read_once(compiler_process, rows, groups, bits, gated, zeros, moved, most):
+def test_codes_are_read_once(compiler_process, rows, groups, bits, form, zeros, moved, most):
     """Without conflicts in shared memory, by few enough instructions, a third of which ptxas drops.
 
     A sector of scales or zero points is asked for by up to four warps, all but one from L1.
     """
-    found = compiler_process(linear_codes.counted, rows, 4096, 4096, groups, bits, gated, zeros)
+    sizes = (4096, 1024, 1024) if form == "q, k, v" else (4096,)
+    layer = rows, sizes, 4096, groups, bits, form == "gated", zeros
+    found = compiler_process(linear_codes.counted, *layer)
     counts, codes, beside, programs = found
     needed = codes + beside + programs * rows * 4096 * 2
     assert counts.bytes_read >= needed
     assert zeros or counts.bytes_read <= 1.003 * needed
     assert 32 * counts.sectors_read <= moved * needed
-    assert 32 * counts.sectors_written == counts.bytes_written == rows * 4096 * 2
+    assert 32 * counts.sectors_written == counts.bytes_written == rows * sum(sizes) * 2
     # Older Tritons read zero points of 8 bits from shared memory with conflicts.
     allowed = 0.4 * counts.shared_requests if UNFENCED and zeros and bits == 8 else 0
     assert counts.shared_conflicts <= allowed

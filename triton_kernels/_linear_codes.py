@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _configs, _sizes
 from ._bfloat16 import cast
 from ._eight_bits import numbers as widened
 from ._launch import launch
@@ -373,7 +373,7 @@ def linear_codes(x, parts, up, activation, residual, out):
     (weight, bias, scale, zero), second, third = alike[:3]
     scale_steps, zero_steps = ([_strides(part[i])[1] for part in alike[:3]] for i in (2, 3))
     step = math.gcd(16, *scale_steps)
-    blocks, tiles = _configs.code_blocks(x.device, x.dtype, M, sum(sizes), K)
+    blocks, tiles = _sizes.code_blocks(x.device, x.dtype, M, sum(sizes), K)
     outputs = sum(triton.cdiv(N, blocks.block_n) for N in sizes)
     launch(
         linear_codes_kernel, (outputs, triton.cdiv(M, tiles * blocks.block_m)),

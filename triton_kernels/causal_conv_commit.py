@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._launch import launch
 from ._states import row_strides, rows_of
 
@@ -54,7 +54,7 @@ def causal_conv_commit(conv_state, x, nodes, counts, cu_seqlens_q, max_seqlen_q)
     ``x`` is [B, T, C], or [tokens, C] with ``cu_seqlens_q``.
     """
     B, kept, channels = conv_state.shape
-    block_c, num_warps = _configs.conv_commit_block()
+    block_c, num_warps = _sizes.conv_commit_block()
     launch(
         causal_conv_commit_kernel, (triton.cdiv(channels, block_c), B),
         conv_state, x, nodes, counts, cu_seqlens_q, channels,

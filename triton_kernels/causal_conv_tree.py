@@ -10,7 +10,7 @@ rows one step further up. Above an input that is kept lies the one before.
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast
 from ._launch import launch
 from ._states import MOST_ROWS, row_strides, rows_of
@@ -79,7 +79,7 @@ def causal_conv_tree(
     ragged = cu_seqlens_q is not None
     B, kept, channels = conv_state.shape
     rows = max_seqlen_q if ragged else x.shape[1]
-    block_i, block_c, num_warps = _configs.conv_blocks(rows + kept)
+    block_i, block_c, num_warps = _sizes.conv_blocks(rows + kept)
     launch(
         causal_conv_kernel, (triton.cdiv(channels, block_c), B),
         x, weight, bias, conv_state, parents, cu_seqlens_q, out, rows, channels,

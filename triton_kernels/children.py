@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._blocks import follow_previous
 from ._eight_bits import is_nan
 from ._launch import early, launch, strides
@@ -147,7 +147,7 @@ def children(logits, scores, width):
     logits, and of equal ones the first token comes first.
     """
     B, nodes, vocabulary = logits.shape
-    block, num_warps = _configs.part_blocks()
+    block, num_warps = _sizes.part_blocks()
     rows, parts, block_w = B * nodes, triton.cdiv(vocabulary, block), _padded(width)
     plain = {"device": logits.device}
     keys = torch.empty(rows, parts, width, dtype=torch.int64, **plain)
@@ -159,7 +159,7 @@ def children(logits, scores, width):
         logits, keys, sums, nodes, vocabulary, parts, width, *strides(logits)[:2],
         BLOCK=block, BLOCK_W=block_w, num_warps=num_warps, **early(logits.device),
     )  # fmt: skip
-    block, num_warps = _configs.choice_blocks(parts * width)
+    block, num_warps = _sizes.choice_blocks(parts * width)
     launch(
         node_kernel, (rows,),
         keys, sums, scores, tokens, paths, nodes, parts, width, *strides(scores),
@@ -198,7 +198,7 @@ def _chosen(tokens, scores, masks, width, first, parent_first, parent_step, chos
     best_tokens, parents = (torch.empty(B, width, dtype=torch.int64, **plain) for _ in range(2))
     best_scores = torch.empty(B, width, dtype=torch.float32, **plain)
     best_masks = torch.empty(B, width, words, dtype=torch.int64, **plain)
-    block, num_warps = _configs.choice_blocks(candidates)
+    block, num_warps = _sizes.choice_blocks(candidates)
     launch(
         choose_kernel, (B,),
         tokens, scores, masks, chosen, best_tokens, best_scores, parents, best_masks,

@@ -10,7 +10,7 @@ read and written once.
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._launch import launch
 from ._states import row_strides, rows_of
 
@@ -66,7 +66,7 @@ def gated_delta_commit(state, stash, nodes, counts, cu_seqlens_q, max_seqlen_q):
     ``stash`` is [B, T, Hv, Ds], or [tokens, Hv, Ds] with ``cu_seqlens_q``.
     """
     B, heads, k_dim, v_dim = state.shape
-    block_k, block_v, num_warps = _configs.commit_blocks(k_dim, v_dim)
+    block_k, block_v, num_warps = _sizes.commit_blocks(k_dim, v_dim)
     launch(
         gated_delta_commit_kernel, (triton.cdiv(v_dim, block_v), heads, B),
         state, stash, nodes, counts, cu_seqlens_q,

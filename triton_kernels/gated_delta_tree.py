@@ -13,7 +13,7 @@ by selection, not by a factor of 0: they may be NaN.
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast, dot
 from ._launch import launch
 from ._states import MOST_ROWS, parents_of, paths_of, row_strides, rows_of
@@ -152,7 +152,7 @@ def gated_delta_tree(
     ragged = cu_seqlens_q is not None
     B, heads, k_dim, v_dim = state.shape
     rows = max_seqlen_q if ragged else q.shape[1]
-    blocks = _configs.state_blocks(q.device, B * heads, rows, v_dim)
+    blocks = _sizes.state_blocks(q.device, B * heads, rows, v_dim)
     block_t, block_k, block_v, num_warps = blocks
     of_heads = [(*row_strides(x, ragged), x.stride(-2)) for x in (q, k, v, out, stash)]
     launch(

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast, dot
 from ._blocks import follow_previous
 from ._launch import early, launch
@@ -220,7 +220,7 @@ def _multiply(x, parts, up, activation, residual, out):
         linear_codes(x, parts, up, activation, residual, out)
         return
     (M, K), sizes, up = x.shape, [len(weight) for weight in weights], up[0]
-    blocks = _configs.linear_blocks(x.device, x.dtype, M, sum(sizes), K, up is not None)
+    blocks = _sizes.linear_blocks(x.device, x.dtype, M, sum(sizes), K, up is not None)
     (weight, bias), second, third = ([*zip(weights, biases, strict=True)] + [(None, None)] * 2)[:3]
     launch(
         linear_few_rows_kernel, (sum(triton.cdiv(N, blocks.block_n) for N in sizes),),

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast
 from ._blocks import follow_previous, inverse_root
 from ._launch import early, launch
@@ -86,7 +86,7 @@ def gate(x, gate, activation):
     if out.numel() == 0:
         return out
     outer, inner, rows = _rows(x, gate, out)
-    width, (block, num_warps) = x.shape[-1], _configs.gate_blocks()
+    width, (block, num_warps) = x.shape[-1], _sizes.gate_blocks()
     launch(
         gate_kernel, (outer * inner, triton.cdiv(width, block)),
         x, gate, out, inner, width, *rows, ACTIVATION=activation, BLOCK=block,
@@ -99,7 +99,7 @@ def _norm(x, weight, residual, out, eps, factor):
     if out.numel() == 0:
         return
     outer, inner, rows = _rows(x, out if residual is None else residual, out)
-    block, num_warps = _configs.norm_blocks(x.shape[-1])
+    block, num_warps = _sizes.norm_blocks(x.shape[-1])
     launch(
         norm_kernel, (outer * inner,),
         x, weight, residual, out, inner, float(eps), float(factor), *rows,

@@ -13,7 +13,7 @@ and slots are read on the device.
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast
 from ._blocks import follow_previous, inverse_root, load_rows
 from ._eight_bits import (
@@ -196,7 +196,7 @@ def rotate_heads(heads, q_heads, norms, place, store):
         form, capacity = FORMS.get(k_cache.dtype, ""), k_cache.shape[1]
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     rest = D - 2 * half
-    block_h, num_warps = _configs.rotate_blocks(D, max(q_heads, kv_heads))
+    block_h, num_warps = _sizes.rotate_blocks(D, max(q_heads, kv_heads))
     kinds = (q_heads, kv_heads, kv_heads if store is not None else 0)
     launch(
         rotate_heads_kernel, (B * T, sum(triton.cdiv(count, block_h) for count in kinds)),

@@ -7,7 +7,7 @@ asks for them before it knows their slots, so the two latencies overlap.
 import triton
 import triton.language as tl
 
-from . import _configs
+from . import _sizes
 from ._bfloat16 import cast
 from ._blocks import load_rows
 from ._eight_bits import FORMS, bytes_of, dynamic_scale, over, rounded, scale_strides
@@ -118,7 +118,7 @@ def write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, new_k_scale, new_v
     even = all(x.stride(0) == page_size * x.stride(1) for x in placed)
     num_rows = B * T * heads
     v_dim = D if v is None else v.shape[3]
-    block_r, block_d, num_warps = _configs.write_blocks(max(D, v_dim))
+    block_r, block_d, num_warps = _sizes.write_blocks(max(D, v_dim))
     launch(
         write_kv_kernel, (triton.cdiv(num_rows, block_r),),
         k, v, k_cache, v_cache, slots, k_scale, v_scale, num_rows, T, None if even else page_size,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specattn.triton_kernels import _configs
+from specattn.triton_kernels import _sizes
 from specattn.triton_kernels.children import best_children, children, expand_best
 
 from tests.beams import DTYPES, check_best, check_children, check_expanded, make_level
@@ -14,7 +14,7 @@ from .conftest import DEVICE, interpreted, mostly
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr(_configs, "part_blocks", lambda: (64, 1))
+    monkeypatch.setattr(_sizes, "part_blocks", lambda: (64, 1))
 
 
 def on_device(*tensors):

@@ -143,7 +143,7 @@ def measure(arch: str, op: str, context: int, T: int, backend: str = "triton") -
     """Return the row of one case."""
     run, task = call(op, context, T)
     with (
-        mock.patch.object(_configs, "_multiprocessors", return_value=MULTIPROCESSORS),
+        mock.patch.object(_configs, "multiprocessors", return_value=MULTIPROCESSORS),
         _emulated(backend, arch) as launches,
     ):
         run()

@@ -174,7 +174,7 @@ def _serving(stub):
 
         replaced(runtime, "_active", stub)
         replaced(_configs, "_architecture", lambda device: "sm_90")
-        replaced(_configs, "_multiprocessors", lambda device: MULTIPROCESSORS)
+        replaced(_configs, "multiprocessors", lambda device: MULTIPROCESSORS)
         replaced(_configs, "_hopper_has_passed", lambda: True)
         stack.enter_context(mock.patch.dict(select.BACKENDS, triton=backend))
         stack.enter_context(specattn.use_backend("triton"))

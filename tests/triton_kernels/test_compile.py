@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 from specattn.triton_kernels._configs import UNFENCED
-from tools.ptx.offline import VARIANTS, _loops
+from tools.ptx.offline import _loops
+from tools.ptx.offline_calls import VARIANTS
 
 KIB = 1024
 # What an SM has, with 1 KiB for each program's own use on NVIDIA's.

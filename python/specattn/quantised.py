@@ -29,7 +29,7 @@ _ROWS, _ROWS_OF_GPU = 64, 2048  # rounded at once
 _IN_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 _BY_TILES = ("avx512_bf16", "avx512")  # instruction sets that multiply faster with codes in tiles
-_NOT_FINITE = "weight: expected finite numbers, got some that are not"
+NOT_FINITE = "weight: expected finite numbers, got some that are not"
 
 Rounded = tuple[torch.Tensor, torch.Tensor]
 """Codes as they are kept, and scales."""
@@ -190,7 +190,7 @@ def _rounded_float8(weight: torch.Tensor) -> Rounded:
     weight = weight.float()
     greatest = weight.abs().amax(-1, keepdim=True)
     if not greatest.isfinite().all():
-        raise ValueError(_NOT_FINITE)
+        raise ValueError(NOT_FINITE)
     scale = (greatest / _MOST_FLOAT8).to(torch.bfloat16)
     codes = (weight / scale.float()).nan_to_num_(0, 0, 0).clamp_(-_MOST_FLOAT8, _MOST_FLOAT8)
     return codes.to(torch.float8_e4m3fn), scale
@@ -204,7 +204,7 @@ def _rounded(weight: torch.Tensor, bits: int, size: int) -> Rounded:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     greatest = torch.where(-low > high, low, high)
     if not greatest.isfinite().all():
-        raise ValueError(_NOT_FINITE)
+        raise ValueError(NOT_FINITE)
     scale = (greatest / least).to(torch.bfloat16).float()
     codes = (groups / scale).nan_to_num_(0, 0, 0).round_().clamp_(least, most)
     codes = codes.flatten(1).to(torch.int8)

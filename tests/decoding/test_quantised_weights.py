@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 import weakref
 from dataclasses import replace
 
@@ -14,7 +15,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from specattn import _cpu
 from specattn.decoding import METHODS, Target, generate
-from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised, round_as
+from specattn.decoding.model.quantised import (
+    QUANTIZE,
+    QuantisedLinear,
+    layers_to_round,
+    quantised,
+    round_as,
+)
 from specattn.decoding.model.weights import Reordered
 from specattn.quantised import QuantisedWeight, quantise, quantise_float8
 from tests.decoding.fuzzing import UNTRAINED
@@ -158,6 +165,76 @@ def test_the_model_itself_stays_and_both_go_together():
     gc.collect()
     assert model() is None
     assert few() is None
+
+
+def short_of_memory(monkeypatch, free=1000):
+    monkeypatch.setattr("specattn.decoding.model.quantised.available_bytes", lambda device: free)
+
+
+def watched(monkeypatch, model):
+    """Return a list that fills with how many bytes of weights are left when a layer is rounded."""
+    weights = [weakref.ref(layer.weight) for layer in layers_to_round(model).values()]
+    left = []
+
+    def noted(weight, kind):
+        gc.collect()
+        left.append(sum(one.nbytes for ref in weights if (one := ref()) is not None))
+        return round_as(weight, kind)
+
+    monkeypatch.setattr("specattn.decoding.model.quantised.round_as", noted)
+    return left, [ref().nbytes for ref in weights]
+
+
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_where_memory_is_short_each_layer_is_freed_before_the_next(kind, monkeypatch):
+    model, text = model_of("llama"), prompts([9])
+    expected = generate(quantised(copy.deepcopy(model), kind), text, "plain", max_new_tokens=5)
+    generate(model, text, "plain", max_new_tokens=5)  # what it leaves may hold weights, too
+    left, sizes = watched(monkeypatch, model)
+    short_of_memory(monkeypatch)
+    said = (
+        rf"quantize='{kind}': rounded weights take up to 0.\d MiB beside the model's, and cpu has "
+    )
+    with pytest.warns(UserWarning, match=said + r"0\.0 MiB: the model's own layers were rounded"):
+        found = generate(model, text, "plain", max_new_tokens=5, quantize=kind)
+    assert left == [sum(sizes[i:]) for i in range(len(sizes))]
+    assert torch.equal(found.sequences[0], expected.sequences[0])
+    assert type(model.model.layers[0].self_attn.q_proj) is QuantisedLinear
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quantised(model, kind) is model
+    with pytest.raises(ValueError, match="bits already"):
+        quantised(model, "int8" if kind == "fp8" else "fp8")
+
+
+def test_a_model_that_is_given_up_is_rounded_in_place_and_nothing_said(monkeypatch):
+    model = model_of("llama")
+    left, sizes = watched(monkeypatch, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quantised(model, "int4", in_place=True) is model
+    assert left == [sum(sizes[i:]) for i in range(len(sizes))]
+
+
+def test_what_cannot_be_rounded_stays_whole_in_place():
+    model = model_of("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
+    with pytest.raises(ValueError, match="quantize='int8': model.layers.1.mlp.up_proj: weight: ex"):
+        quantised(model, "int8", in_place=True)
+    assert all(type(layer) is nn.Linear for layer in layers_to_round(model).values())
+
+
+def test_drafts_need_memory_for_both(monkeypatch):
+    """Whose tokens are verified by the model's own weights."""
+    model = model_of("llama")
+    short_of_memory(monkeypatch)
+    said = (
+        r"weights='int4': rounded weights take up to 0\.\d MiB beside the model's, and cpu has 0\.0"
+    )
+    with pytest.raises(ValueError, match=said):
+        generate(model, prompts([9]), "cast", max_new_tokens=5)
+    assert all(type(layer) is nn.Linear for layer in layers_to_round(model).values())
 
 
 def test_many_rows_are_those_of_few():

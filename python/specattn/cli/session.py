@@ -126,7 +126,7 @@ class DecodingSession:
         self.model = self.checkpoint.load(1 if started is None else started.parts)
         if options.quantize is not None:
             with status(f"rounding its weights to {options.quantize}"):
-                self.model = quantised(self.model, options.quantize)
+                self.model = quantised(self.model, options.quantize, in_place=True)
         with status("comparing it with its own attention"):
             prove(self.model, trust_family=options.trust_family)
         config = self.model.generation_config

@@ -28,6 +28,7 @@ class Model:
     - ``"corpora"``: indexes of files that are looked up, and what it generated
     - ``"reordered"``: copies of weights that are read in another order
     - ``"quantised"``: by kind, a model with the same weights in fewer bits
+    - ``"rounded in place", kind``: that its own layers were rounded
     - ``"MTP head"``: the one among the weights in its folder, if there is one
     - ``"drafter beside it"``: the trained drafter in its folder
     - ``"drafters"``: what was loaded from folders that methods were given, by kind and folder
@@ -53,6 +54,11 @@ class Model:
             self._known[kind] = make()
         found: T = self._known[kind]  # type: ignore[assignment]
         return found
+
+    def forget(self, *kinds: Hashable) -> None:
+        """Let go of what was made of these kinds; who needs it makes it again."""
+        for kind in kinds:
+            self._known.pop(kind, None)
 
     def take(self) -> Any:
         """Return the last run's workspace, which then is its taker's alone, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from specattn.decoding.model.structure import forward_of, structure_of, uncompil
 from specattn.decoding.model.text_model import check_device, text_model
 from specattn.ops import linear_few_rows
 from specattn.ops.linear_few_rows import MOST_ROWS
-from specattn.quantised import QuantisedWeight, quantise, quantise_float8
+from specattn.peak_memory import available_bytes
+from specattn.quantised import NOT_FINITE, QuantisedWeight, quantise, quantise_float8
 
 QUANTIZE = {"int8": 8, "int4": 4, "fp8": 8}
 """Bits that `quantised` rounds weights to, by name."""
@@ -88,13 +90,20 @@ class QuantisedLinear(nn.Module):
         return flat.view(*x.shape[:-1], self.out_features)
 
 
-def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> PreTrainedModel:
+def quantised(
+    model: PreTrainedModel, kind: str, asked: str = "quantize", *, in_place: bool = False
+) -> PreTrainedModel:
     """Return a model with weights of fewer bits, which is remembered with `model`.
 
     Linear layers named ``*_proj`` are rounded to the nearest, integers in groups (`GROUPS`), those
     of published 8 bits too; everything else, such as embedding, head and norms, is shared with
     `model`. It is made again where `model` has changed since: its structure, one of its tensors, or
     what is in those that were rounded (`Contents`).
+
+    `in_place` the layers of `model` itself are rounded, one after the other, and each weight is
+    freed before the next is rounded. So they are, with a warning, where there is no memory for both
+    and the model was asked for that shall be decoded: `asked` is "quantize". For a draft, which
+    needs both, that is an error.
 
     Raises
     ------
@@ -113,13 +122,27 @@ def quantised(model: PreTrainedModel, kind: str, asked: str = "quantize") -> Pre
         raise ValueError(
             f"{asked}={kind!r}: expected a model on one CPU or GPU, got one on {where}"
         )
-    known = Model.of(model).recall("quantised", dict[str, _Remembered])
+    owner = Model.of(model)
+    if owner.knows(("rounded in place", kind)):
+        return model
+    known = owner.recall("quantised", dict[str, _Remembered])
     number, tensors = structure_of(model).number, _tensors(model)
     remembered = known.get(kind)
     if remembered is None or not remembered.is_of(number, tensors):
         known.pop(kind, None)  # before another takes memory, too
         try:
-            few = _rounded(model, tensors, kind)
+            layers = _to_round(model, kind)
+            short = None if in_place else _short(layers, kind, model.device)
+            if short and asked != "quantize":
+                raise ValueError(short)
+            if in_place or short:
+                del remembered, tensors
+                _round_in_place(model, layers, kind)
+                if short:
+                    how = "the model's own layers were rounded in place"
+                    warnings.warn(f"{asked}={kind!r}: {short}: {how}", stacklevel=3)
+                return model
+            few = _rounded(model, layers, tensors, kind)
         except ValueError as error:
             raise ValueError(f"{asked}={kind!r}: {error}") from None
         known[kind] = remembered = _Remembered(few, number, tensors)
@@ -158,8 +181,8 @@ def _tensors(model: PreTrainedModel) -> list[Any]:
     return [x for space in spaces for x in space.values() if x is not None]
 
 
-def _rounded(model: PreTrainedModel, tensors: list[Any], kind: str) -> PreTrainedModel:
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+def _to_round(model: PreTrainedModel, kind: str) -> dict[str, Any]:
+    """Return the layers to round, by name; ValueError: they cannot be."""
     layers = layers_to_round(model)
     for name, module in model.named_modules():
         if forward_of(module) is not None:  # it may be of the modules that are not rounded
@@ -167,15 +190,61 @@ def _rounded(model: PreTrainedModel, tensors: list[Any], kind: str) -> PreTraine
     for name, module in layers.items():  # before any is rounded
         if isinstance(module, QuantisedLinear) and module.weight.bits <= QUANTIZE[kind]:
             raise ValueError(f"{name} has weights of {module.weight.bits} bits already")
+    return layers
+
+
+def _short(layers: dict[str, Any], kind: str, device: torch.device) -> str | None:
+    """Return what is said where rounded layers do not fit into memory beside the others."""
+    sizes = [module.in_features * module.out_features for module in layers.values()]
+    scales = 2 / min(GROUPS)  # bytes for each weight
+    needed, free = int(sum(sizes) * (QUANTIZE[kind] / 8 + scales)), available_bytes(device)
+    if free is None or needed <= free:
+        return None
+    mega = [f"{size / 2**20:,.1f} MiB" for size in (needed, free)]
+    return f"rounded weights take up to {mega[0]} beside the model's, and {device} has {mega[1]}"
+
+
+def _round_layer(name: str, module: Any, kind: str, dtype: torch.dtype) -> QuantisedLinear:
+    """Return a linear layer rounded; ValueError names it."""
+    own = module.weight
+    weight = own.dequantised(dtype) if isinstance(own, QuantisedWeight) else own.detach()
+    try:
+        few = round_as(weight, kind)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return QuantisedLinear(few, module.bias).eval()
+
+
+def _rounded(
+    model: PreTrainedModel, layers: dict[str, Any], tensors: list[Any], kind: str
+) -> PreTrainedModel:
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     for name, module in layers.items():
-        own: Any = module.weight
-        weight = own.dequantised(model.dtype) if isinstance(own, QuantisedWeight) else own.detach()
-        try:
-            few = round_as(weight, kind)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        memo[id(module)] = QuantisedLinear(few, module.bias).eval()
+        memo[id(module)] = _round_layer(name, module, kind, model.dtype)
     made = copy.deepcopy(model, memo)
     for module in made.modules():
         uncompiled(module)
     return made
+
+
+def _round_in_place(model: PreTrainedModel, layers: dict[str, Any], kind: str) -> None:
+    """Round layers of a model, of which nothing else is to hold one; all, or ValueError and none.
+
+    What was made of its weights is forgotten, for it holds some.
+    """
+    for name, layer in layers.items():
+        own = layer.weight
+        if isinstance(own, torch.Tensor) and not all(x.isfinite() for x in own.detach().aminmax()):
+            raise ValueError(f"{name}: {NOT_FINITE}")
+    owner, dtype, names = Model.of(model), model.dtype, [*layers]
+    owner.take()
+    owner.forget("reordered", "quantised", *(("rounded in place", one) for one in QUANTIZE))
+    layers.clear()
+    del layer, own
+    for name in names:
+        layer = model.get_submodule(name)
+        few = _round_layer(name, layer, kind, dtype)
+        few.training = layer.training
+        model.set_submodule(name, few)
+        del layer
+    owner.recall(("rounded in place", kind), lambda: True)

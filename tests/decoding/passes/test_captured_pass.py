@@ -104,6 +104,26 @@ def test_no_row_is_added_beyond_what_is_spare(spare):
     assert len(graphs) == (1 if spare else 2)
 
 
+def test_a_pass_of_256_rows_is_replayed():
+    """As a tree of 255 drafted nodes needs; of 513 rows it is not."""
+    model, counts = tiny_model("llama"), []
+    for tree in (Tree([-1, *range(16), *range(239)]), Tree.chain(512)):
+        targets, graphs = [Target(model, 1, 520, "off") for _ in range(2)], []
+
+        def graph(own=graphs):
+            own.append(TapeGraph())
+            return own[-1]
+
+        targets[0].runner = GraphRunner(model, lambda own=graph: own)
+        for seed in (3, 4):
+            tokens = torch.stack(prompts([tree.size], seed=seed))
+            with torch.no_grad():
+                found, expected = (target.verify(tree, tokens) for target in targets)
+            assert_same(found.logits, expected.logits)
+        counts.append([graph.replays for graph in graphs])
+    assert counts == [[2], []]
+
+
 def test_padded_sizes():
     assert [padded_rows(1, rows) for rows in (1, 2, 3, 5, 9, 17, 65, 128)] == [
         *(1, 2, 4, 8, 16, 24, 96, 128)

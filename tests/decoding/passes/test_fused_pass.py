@@ -68,6 +68,20 @@ def test_verification_is_the_models_own(family, tree, sizes):
     assert [graph.replays for graph in graphs] == [2]
 
 
+@pytest.mark.slow
+def test_a_pass_of_many_rows_is_replayed():
+    """Of products of more rows than the kernel takes torch's are in the same graph."""
+    model, tree = tiny_model("qwen3", peak=1.0, **FEW), Tree([-1, *range(16), *range(119)])
+    targets, graphs = [Target(model, 1, 140, "off") for _ in range(2)], []
+    targets[0].runner = captured_runner(targets[0], graphs)
+    for seed in (3, 4):
+        tokens = torch.stack(prompts([tree.size], seed=seed))
+        with torch.no_grad():
+            found, expected = (target.verify(tree, tokens) for target in targets)
+        assert_alike(model, found.logits, expected.logits)
+    assert [graph.replays for graph in graphs] == [2]
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "launches"),
     [

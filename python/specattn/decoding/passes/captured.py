@@ -15,7 +15,7 @@ from specattn.blocks import Drawing, Graph, Ops, Replayed, captured
 from specattn.decoding.model.families import transform_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CapturableSelector, Pass, Selection
-from specattn.decoding.passes.padding import padded_pass
+from specattn.decoding.passes.padding import ROWS, padded_pass
 from specattn.decoding.passes.runner import (
     PLAIN,
     KernelRunner,
@@ -51,7 +51,7 @@ class CapturedRunner(KernelRunner):
 
     how = "computed from its parts in graphs"
     captures = True
-    most_rows = 512  # beyond those of the products' kernel torch's are in the same graph
+    most_rows = ROWS[-1]  # beyond those of the products' kernel torch's are in the same graph
     _trims_masks = False  # kernels trim them
 
     def __init__(

@@ -14,7 +14,7 @@ from specattn.blocks import Graph, Ops, captured
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import Pass, Selection
 from specattn.decoding.passes.interface import read_by_head
-from specattn.decoding.passes.padding import padded_pass
+from specattn.decoding.passes.padding import ROWS, padded_pass
 from specattn.decoding.passes.runner import Runner, Verification
 
 
@@ -23,6 +23,7 @@ class GraphRunner(Runner):
 
     how = "replayed"
     captures = True
+    most_rows = ROWS[-1]
 
     def __init__(
         self, model: PreTrainedModel, graphs: Callable[[], Callable[[], Graph]] | None = None

@@ -61,6 +61,8 @@ class DFlashConfig(LayerConfig):
         Whose embedding stands in the rows of tokens that are drafted.
     causal : bool or None
         Whether rows of a block see no later ones. None: nothing is said, and they see all.
+    target_layers : int or None
+        Of the target, where a folder says how many it has.
 
     Raises
     ------
@@ -76,6 +78,7 @@ class DFlashConfig(LayerConfig):
     block_size: int = 16
     mask_token_id: int = 0
     causal: bool | None = None
+    target_layers: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -94,6 +97,8 @@ class DFlashConfig(LayerConfig):
         super().check_target(config)
         deepest, depth = max(cast(Any, self.feature_layers)), config.num_hidden_layers
         self.check("deepest layer", deepest, depth, deepest <= depth)
+        said = self.target_layers
+        self.check("num_target_layers", said, depth, said in (None, depth))
 
 
 class DFlashDrafter(LayerDrafter):
@@ -203,6 +208,7 @@ def _own_of_authors(values: Values) -> dict[str, Any]:
 
     return {
         "target": "",
+        "target_layers": values["num_target_layers"],
         "feature_layers": [number + 1 for number in one("target_layer_ids")],
         "block_size": one("block_size"),
         "mask_token_id": one("mask_token_id"),

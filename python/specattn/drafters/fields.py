@@ -144,7 +144,8 @@ MEANINGLESS = frozenset((
 
 _SIZES = (COUNT, DEPTH, LAYERS, INPUTS)
 _NO_SHAPES = (
-    "block_size", "max_position_embeddings", "sliding_window", "swa_window_size", "window",
+    "block_size", "max_position_embeddings", "num_target_layers", "sliding_window",
+    "swa_window_size", "target_layers", "window",
 )  # fmt: skip
 _SHAPING = (
     "attention_bias", "fc_bias", "fc_norm", "fusion_bias", "norm_before_fc", "norm_output",

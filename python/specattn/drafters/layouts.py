@@ -185,6 +185,7 @@ DFLASH: Fields = (
         "num_hidden_layers": Field(DEPTH, absent=FROM_FAMILY),
         "model_type": Field(TEXT, "qwen3", served=("qwen3",)),
         "draft_vocab_size": Field(COUNT, absent="`vocab_size`"),
+        "num_target_layers": Field(COUNT, absent="any target as deep as the layers that are read"),
         "speculators_model_type": NEVER,
         "dflash_config": Field(OBJECT, absent="an empty object"),
     }

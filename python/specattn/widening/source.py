@@ -116,6 +116,7 @@ class Source:
             config.feature_layers = self._moved(drafter.config.layers_of(self.model.config), times)
         if isinstance(drafter, DFlashDrafter):
             config.feature_layers = self._moved(drafter.config.feature_layers or (), times)
+            config.target_layers = None  # the source's
         wide = _empty(drafter, config)
         if hasattr(drafter, "rotary_emb"):
             wide.rotary_emb = deepcopy(drafter.rotary_emb)

@@ -301,10 +301,20 @@ def test_folders_of_the_authors_and_of_our_own(tmp_path):
             "deepest layer is 4, the target's is 3$",
         ),
         ({"vocab_size": 9}, "its vocab_size is 9, the target's is 6$"),
+        ({"num_target_layers": 36}, "its num_target_layers is 36, the target's is 3$"),
+        ({"architectures": ["DFlash2DraftModel"]}, "a model of 'DFlash2DraftModel', not a DFlash"),
+        ({"dflash_config": OWN | {"mask_token_id": 6}}, "must be below vocab_size, 6, got 6"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):
+    """By both numbers, or by the name of what is not read."""
     model = tiny_model("qwen3", vocab_size=V)
     store(tmp_path / "dflash", random_drafter(model), **changes)
     with pytest.raises(ValueError, match=message):
         generate(model, [[1, 2, 3]], DFlash(tmp_path / "dflash"), max_new_tokens=4)
+
+
+def test_a_head_of_another_width_is_refused(tmp_path):
+    store(tmp_path, random_drafter(tiny_model("qwen3", vocab_size=V, hidden_size=64)))
+    with pytest.raises(ValueError, match="its hidden_size is 64, the target's is 32$"):
+        JetFlow(tmp_path).prepared(tiny_model("qwen3", vocab_size=V))

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests import distributions
+from tests.examples.test_drafter import HEADS, PROMISED, TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specattn.decoding import METHODS, generate
-from tests import distributions
-from tests.examples.test_drafter import HEADS, PROMISED, TINY
 
 SETTINGS = {
     "longspec": {"widths": (2, 3, 3)},

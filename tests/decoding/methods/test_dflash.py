@@ -141,6 +141,41 @@ def test_what_is_drafted_is_the_same_in_every_way(monkeypatch, causal):
     assert max(sizes) == 255
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_a_draft_is_one_launch(monkeypatch, causal):
+    """The block, its best tokens and its tree are one graph; another catches up on the text."""
+    model, texts, expected = known("qwen3", (2, 17, 33), 24, vocabulary=V)
+    drafter = random_drafter(model, causal=causal, block_size=16)
+    graphs, launches = [], []
+
+    def graph():
+        graphs.append(TapeGraph())
+        return graphs[-1]
+
+    class Counting(DFlashBlock):
+        def catch_up(self):
+            launches.append([])
+            self.counted(super().catch_up)
+
+        def grow(self, *given):
+            return self.counted(super().grow, *given)
+
+        def counted(self, run, *given):
+            before = sum(one.replays for one in graphs)
+            found = run(*given)
+            launches[-1].append(sum(one.replays for one in graphs) - before)
+            return found
+
+    monkeypatch.setattr(method, "DFlashBlock", Counting)
+    programs = captured(lambda: graph)
+    monkeypatch.setattr(Target, "programs", lambda self: programs)
+    one = DFlash(drafter, total_tokens=256)
+    assert generate(model, texts, one, max_new_tokens=24).new_tokens == expected
+    assert launches[0] == [0, 1]  # all of the prompt is known
+    assert len(launches) > 5
+    assert launches[1:] == [[1, 1]] * (len(launches) - 1)
+
+
 @pytest.mark.parametrize("said", [None, False, True])
 @pytest.mark.parametrize("given", [None, False, True])
 def test_causal_is_what_the_folder_says_or_else_the_method(said, given):

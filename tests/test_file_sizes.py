@@ -6,11 +6,9 @@ ROOT = Path(__file__).parents[1]
 MOST = 400
 # GPU kernels are left out: one is as long as it must be.
 LONGER = {
-    "python/specattn/blocks/ops.py": "one class: each operation that a block is written in",
     "python/specattn/decoding/passes/runner.py": "the two ways to run a pass, told side by side",
     "python/specattn/distributed/context.py": "one class: a cache whose tokens lie on ranks",
     "python/specattn/gpu_checks/cases.py": "one table: a case for each primitive on a GPU",
-    "python/specattn/ops/_check.py": "one table of what each tensor is, with what reads it",
 }
 
 

@@ -1,11 +1,9 @@
 """Blocks of models as functions of `ops`, and the ways to run one: torch, recorded, captured."""
 
 from specattn.blocks.gated_delta import Convolution, Gates
-from specattn.blocks.ops import (
-    TORCH,
+from specattn.blocks.operands import (
     Drawing,
     Norm,
-    Ops,
     Place,
     Projection,
     Rotated,
@@ -14,14 +12,11 @@ from specattn.blocks.ops import (
     Unrecognised,
     angle_tables,
     embedding_scale,
-    followed,
     norm_of,
     projection,
-    rotate,
-    swiglu,
-    top_tokens,
     whole,
 )
+from specattn.blocks.ops import TORCH, Ops, followed, rotate, swiglu, top_tokens
 from specattn.blocks.programs import Direct, Graph, Programs, Replayed, captured, recorded
 from specattn.blocks.results import graph_bytes
 

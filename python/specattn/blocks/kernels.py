@@ -9,7 +9,8 @@ import torch
 
 import specattn._cpu as _cpu
 from specattn.blocks.gated_delta import Gates
-from specattn.blocks.ops import ACTIVATIONS, Norm, Ops, Place, Projection, Rotation, Store
+from specattn.blocks.operands import Norm, Place, Projection, Rotation, Store
+from specattn.blocks.ops import ACTIVATIONS, Ops
 from specattn.quantised import QuantisedWeight
 
 MOST_ROWS = 128

@@ -16,7 +16,7 @@ from torch import nn
 import specattn._cpu as _cpu
 from specattn.blocks.gated_delta import Convolution, split_mixed
 from specattn.blocks.kernels import Kernels, Memory
-from specattn.blocks.ops import Projection, Unrecognised, embedding_scale, projection
+from specattn.blocks.operands import Projection, Unrecognised, embedding_scale, projection
 from specattn.quantised import QuantisedWeight
 from specattn.reference.tree_mask import WORD_BITS
 from specattn.states import StateRows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._check import Spec, accumulation_dtype, allowed_dtypes, check_tensor
+from ._check import check_tensor
+from ._specs import Spec, accumulation_dtype, allowed_dtypes
 
 
 def state_like(

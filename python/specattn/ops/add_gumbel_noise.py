@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ._check import GUMBEL_OUT, check_tensors
+from ._check import check_tensors
 from ._library import define
 from ._options import number
 from ._outputs import output_like
+from ._specs import GUMBEL_OUT
 from .cost import Cost
 
 _operator = define(

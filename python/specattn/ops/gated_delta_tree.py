@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ._check import accumulation_dtype, check_option, check_tensors
+from ._check import check_option, check_tensors
 from ._library import call, define
 from ._options import flag, number
 from ._ragged import ragged_rows
+from ._specs import accumulation_dtype
 from .cost import Cost
 
 MOST_ROWS = 128

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ._check import accumulation_dtype, check_tensors
+from ._check import check_tensors
 from ._library import call, define
 from ._options import flag, number
 from ._scales import cache_views, scale_inputs, scale_tensors
+from ._specs import accumulation_dtype
 from .cost import Cost, Sizes
 
 _operator = define(

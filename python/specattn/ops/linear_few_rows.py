@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ._check import LINEAR_OUT, check_option, check_tensor, check_tensors
+from ._check import check_option, check_tensor, check_tensors
 from ._library import define
 from ._outputs import output_like
+from ._specs import LINEAR_OUT
 from .cost import Cost
 
 MOST_ROWS = 64

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ._check import COLLECTED, check_option
+from ._check import check_option
 from ._library import STATE, call, define
 from ._options import flag, integers
 from ._outputs import output_like, state_like
 from ._ragged import ragged_rows
 from ._scales import cache_views, scale_tensors
+from ._specs import COLLECTED
 from .cost import Cost, Sizes
 from .hybrid_tree_attention import HYBRID, hybrid_inputs
 from .hybrid_tree_attention import cost as hybrid_cost

@@ -235,7 +235,7 @@ def test_where_vllm_is_ahead_is_said_beside_where_it_is_not():
     claim = " ".join((ROOT / "README.md").read_text().split())
     claim = claim[claim.index("Plain decoding of that model") :].split(" Greedy text ")[0]
     bars = {row["name"]: row["measured"] for row in records.read("xeon-2core/bars.jsonl", "bar")}
-    one_row = bars["hybrid, T=1, 32768 keys, against vllm"]
+    one_row = bars["hybrid, 1 row, 32768 keys, against vllm"]
     assert ("vLLM's kernel is the faster one for single rows" in claim) == (one_row < 1)
     assert ("EPYC" in claim, "Xeon with AMX" in claim, "(7.7 M parameters" in claim) == (True,) * 3
 

@@ -67,6 +67,11 @@ def test_t_is_the_temperature(page):
     assert not re.findall(r"\bT rows\b|\bT [x*] |[x·] ?T\b(?! =)", text)
 
 
+@each([*ROOT.glob("bench/**/*.py"), *ROOT.glob("python/specattn/gpu_checks/*.py")])
+def test_t_is_the_temperature_in_what_programs_print(page):
+    assert re.findall(r"\bT=(?:\{[^}]*(?:rows|count)|\d\d)|chain of T\b", page.read_text()) == []
+
+
 @each([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/how/*.md"), ROOT / "README.md"])
 def test_every_page_leads_to_the_glossary(page):
     assert page.name == "glossary.md" or "glossary.md)" in page.read_text()

@@ -25,6 +25,12 @@ def size(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
+def in_rows(count: int, kind: str = "") -> str:
+    """Return how many rows a call has, of a kind (`chain` or `tree`) where it is given."""
+    of = f"{kind} of " if kind else ""
+    return f"{of}{count} row{'s' if count > 1 else ''}"
+
+
 def or_dash(value: float | None, form: str = "{:.2f}", scale: float = 1) -> str:
     """Return a figure as text, and a dash where there is none."""
     return "-" if value is None else form.format(scale * value)

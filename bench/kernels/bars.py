@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 from common.clock import paired_ratio
+from common.tables import in_rows
 
 import specattn
 from specattn import _cpu, reference  # type: ignore[attr-defined]
@@ -157,7 +158,7 @@ def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar
     layer = LAYERS[case.variant](case.shape)
     rotation = Rotation(bench.pool, case)
     works = rotation.workloads(case)
-    name = f"linear [{layer.outputs}, {layer.depth}], {case.dtype}, {rows} rows"
+    name = f"linear [{layer.outputs}, {layer.depth}], {case.dtype}, {in_rows(rows)}"
     yield bench.share(rotation, works, case.dtype, share, name)
     bar = Bar(f"{name}, against torch", 1.0, "times", at_most=False)
     (peer,) = works[0].peers(())
@@ -208,7 +209,7 @@ def gather(bench: Bench, *, at_most: float) -> Iterator[Bar]:
         f"a plain read of these rows takes {read:.2f}x as long as of as many in a row"
     )
     measured = paired_ratio(times["near"], times["ours"]) if _gathers_right(gathers[0]) else None
-    name = f"gather of {count} of {HYBRID.context} against contiguous, T=1"
+    name = f"gather of {count} of {HYBRID.context} against contiguous, {in_rows(1)}"
     yield Bar(name, at_most, "times", at_most=True).found(measured, times["ours"], note)
 
 
@@ -286,7 +287,7 @@ def states(bench: Bench, op: str, *, rows: int, share: float) -> Iterator[Bar]:
     """
     case = replace(STATES, op=op, rows=rows, batch=8)
     rotation = Rotation(bench.pool, case)
-    works, name = rotation.workloads(case), f"{op}, T={rows}, 8 x {HEADS}"
+    works, name = rotation.workloads(case), f"{op}, {in_rows(rows)}, 8 x {HEADS}"
     with bench.pool.written():
         in_place = op == "gated_delta_commit"
         found = bench.share(rotation, works, "fp32", share, name, in_place=in_place)
@@ -329,7 +330,8 @@ def snapshots(bench: Bench, *, rows: int, times: float) -> Iterator[Bar]:
 
     One thread: its threads are OpenMP's, which would be waited for on our threads' cores.
     """
-    bar = Bar(f"gated_delta, T={rows} of {HEADS}, against vllm", times, "times", at_most=False)
+    name = f"gated_delta, {in_rows(rows)} of {HEADS}, against vllm"
+    bar = Bar(name, times, "times", at_most=False)
     if reason := FAMILIES["vllm"].why_not(CPU):
         yield replace(bar, note=f"vllm: {reason}")
         return
@@ -373,9 +375,10 @@ def overhead(bench: Bench, *, at_most: float) -> Iterator[Bar]:
 
 def _name(case: Case) -> str:
     named = case.rows > 1 or case.variant in (*EIGHT_BITS, LATENTS)
-    kind = f" {case.variant}" if named else ""
-    dtype = "" if case.dtype == HYBRID.dtype else f"{case.dtype}, "
-    return f"hybrid, {dtype}T={case.rows}{kind}, {case.context} keys"
+    kind, *stored = case.variant.split(", ") if named else ("",)
+    dtype = [] if case.dtype == HYBRID.dtype else [case.dtype]
+    parts = "hybrid", *dtype, in_rows(case.rows, kind), *stored, f"{case.context} keys"
+    return ", ".join(parts)
 
 
 def _at(context: int, rows: int, variant: str = "tree", dtype: str = "bf16") -> Case:
@@ -406,14 +409,14 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "avx512": partial(held, isa="avx512", case=_at(32768, 16), share=0.82),
     "avx2": partial(held, isa="avx2", case=_at(32768, 16, dtype="fp32"), share=0.80),
     "tree": lambda bench: over(
-        bench, "tree of T=64 against a chain, 8192 keys", _at(8192, 64), _CHAIN_64, at_most=0.05
+        bench, "tree of 64 rows against a chain, 8192 keys", _at(8192, 64), _CHAIN_64, at_most=0.05
     ),
     "gather": partial(gather, at_most=1.25),
     "scores": lambda bench: over(
-        bench, "collecting scores, T=8, 32768 keys", _SCORES, _CHAIN_8, at_most=0.02
+        bench, "collecting scores, 8 rows, 32768 keys", _SCORES, _CHAIN_8, at_most=0.02
     ),
     "logits": lambda bench: over(
-        bench, "collecting logits of 2 rows, T=8, 32768 keys", _LOGITS, _CHAIN_8, at_most=0.05
+        bench, "collecting logits of 2 rows, 8 rows, 32768 keys", _LOGITS, _CHAIN_8, at_most=0.05
     ),
     "importance": partial(importance, share=0.85),
     "peers-1": partial(peers, case=HYBRID, vllm=1.6),

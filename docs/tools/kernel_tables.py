@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 from records import markdown, read, size, table
@@ -97,7 +96,7 @@ def h100_chains() -> str:
         cell += f" ({times['sdpa'] * 1e6:.3g})" if "sdpa" in times else ""
         found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
     rows = sorted({count for cells in found.values() for count in cells})
-    header = ("requests, keys", *map(in_rows, (f"T={count}" for count in rows)))
+    header = ("requests, keys", *map(in_rows, rows))
     lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
     return markdown(header, lines)
 
@@ -125,7 +124,7 @@ def h100_predicted() -> str:
             cell += f" (**{sdpa:.2f}**)" if sdpa < 1 else f" ({sdpa:.2f})"
         found.setdefault((one["batch"], one["context"]), {})[one["rows"]] = cell
     rows = sorted({count for cells in found.values() for count in cells})
-    header = ("requests, keys", *map(in_rows, (f"T={count}" for count in rows)))
+    header = ("requests, keys", *map(in_rows, rows))
     lines = [[f"{B}, {size(keys)}", *map(cells.get, rows)] for (B, keys), cells in found.items()]
     return markdown(header, lines)
 
@@ -154,7 +153,7 @@ def bars() -> str:
     rows = []
     for name, bar in machines[0].items():
         target = amount(bar["target"], bar["unit"])
-        row = [in_rows(name), f"at most {target}" if bar["at_most"] else target]
+        row = [name, f"at most {target}" if bar["at_most"] else target]
         for found in machines:
             one = found[name]
             value = f"{amount(one['measured'], one['unit'], sign=True)} ±{one['spread']:.0%}"
@@ -186,7 +185,7 @@ def of_8_bits(record: str) -> str:
     for bar in read(record, "bar"):
         _, rows, stored, _, held = bar["name"].split(", ")
         place = stored if held == "over bf16" else held
-        found.setdefault(rows.removeprefix("T=").removesuffix(" chain"), {})[place] = bar
+        found.setdefault(rows.split()[-2], {})[place] = bar
     lines = []
     for rows, bars in found.items():
         line = [rows]
@@ -208,7 +207,7 @@ def latents() -> str:
         for bar in read(f"{machine}/bars-latents.jsonl", "bar"):
             target, found = (amount(bar[key], bar["unit"]) for key in ("target", "measured"))
             value = f"{found} ±{bar['spread']:.0%}"
-            name = f"{vectors}: {in_rows(bar['name'])}"
+            name = f"{vectors}: {bar['name']}"
             rows.append([name, target, value if bar["met"] else f"**{value}**", bar["note"]])
     for one in read("epyc-zen3-2core/latents.jsonl"):
         name = f"a token at {size(one['context'])} of a model of DeepSeek-V2-Lite's sizes"
@@ -218,10 +217,9 @@ def latents() -> str:
     return markdown(("bar; **missed**", "to reach", "found", "times"), rows)
 
 
-def in_rows(name: str) -> str:
-    """Return a bar's name with its rows as pages call them: there T is the temperature."""
-    named = re.sub(r"T=(\d+) (tree|chain)", r"\2 of \1 rows", name)
-    return re.sub(r"\b1 rows", "1 row", re.sub(r"T=(\d+)", r"\1 rows", named))
+def in_rows(count: int) -> str:
+    """Return a column's number of rows."""
+    return f"{count} row{'s' if count > 1 else ''}"
 
 
 def duration(seconds: float) -> str:

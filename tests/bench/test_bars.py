@@ -73,12 +73,24 @@ def test_a_cache_of_8_bits_is_held_against_one_of_16(bench, monkeypatch):
     at = bars._at
     monkeypatch.setattr(bars, "_at", lambda context, *rest: at(300, *rest))
     (found,) = bars.eight_bits(bench, "e4m3", rows=3)
-    assert (found.name, found.target) == ("hybrid, T=3 chain, e4m3, 300 keys, over bf16", 1.2)
+    assert (found.name, found.target) == ("hybrid, chain of 3 rows, e4m3, 300 keys, over bf16", 1.2)
     assert found.measured > 0
     place = rotation.Rotation(bench.pool, replace(SMALL, variant="chain, int8")).places[0]
     codes, scales = inputs.of_8_bits(place, torch.int8, SMALL.shape.head_dim)
     assert (scales == inputs.SCALE).all()
     assert (codes.float() * inputs.SCALE).std() == pytest.approx(1, abs=0.02)
+
+
+def test_records_have_the_names_of_today():
+    """The same bars of two records are compared by them; T, the temperature, is in none."""
+    hybrid = [one for one in bars.SUITE.values() if getattr(one, "func", None) is bars.hybrid]
+    names = {bars._name(one.keywords["case"]) for one in hybrid}
+    results = Path(__file__).parents[2] / "bench/results"
+    lines = [line for file in results.glob("*/bars*.jsonl") for line in file.open()]
+    recorded = {one["name"] for one in map(json.loads, lines) if one["kind"] == "bar"}
+    assert names <= recorded
+    assert {"hybrid, fp32, tree of 16 rows, 32768 keys", "hybrid, 1 row, 32768 keys"} <= names
+    assert [name for name in recorded if "T=" in name or " 1 rows" in name] == []
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def timed(device: int, found: list[Verdict]) -> Iterator[str]:
     torch.cuda.set_device(device)
     served = {verdict.backend for verdict in found if verdict.state == "right"}
     shape = f"{times.Q_HEADS} heads over {times.KV_HEADS}, D {times.D}, bf16"
-    yield f"A chain of T rows over {times.KEYS} keys, one request, {shape}:"
+    yield f"Chains over {times.KEYS} keys, one request, {shape}:"
     for row in times.times([name for name in on_gpus(device) if name in served]):
         if row.seconds is None:
-            yield f"  T={row.rows:<3} {row.name:30} not measured: {row.said}"
+            yield f"  rows={row.rows:<3} {row.name:30} not measured: {row.said}"
             continue
         rate = f"{row.seconds * 1e6:8.1f} us {row.bytes / row.seconds / 1e9:6.0f} GB/s"
-        yield f"  T={row.rows:<3} {row.name:30} {rate}  {row.said}"
+        yield f"  rows={row.rows:<3} {row.name:30} {rate}  {row.said}"
     for name, why in times.absent().items():
         yield f"  {name} takes no part: {why}"

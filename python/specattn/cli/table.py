@@ -90,6 +90,9 @@ def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> No
     for name, method in zip(names, runs, strict=True):
         if name != method:
             say(f"{name.rpartition(' ')[2]} is {method}")
+    for method, one in runs.items():
+        if one.statistics.total.drafted == 0 and method != "plain":
+            say(f"{method} drafted nothing: {_why_nothing(one)}")
     console.print(legend(rows[0]), style="dim")
     if not session.options.explain:
         return
@@ -97,6 +100,17 @@ def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> No
         details = "; ".join(f"{label}: {value}" for label, value in _details(one).items())
         console.print(f"{name}; {details}", markup=False)
         _print_explanations(one, method.partition(":")[0])
+
+
+def _why_nothing(one: Continuation) -> str:
+    """Return why no round of a run drafted, as far as its figures say."""
+    details, passes = one.statistics.details, one.statistics.passes
+    _, chose_none, plain = details.get("last choice", "").partition("no draft: plain decoding ")
+    if chose_none:
+        return f"no draft was expected to pay, by what passes took (plain decoding {plain})"
+    if "rounds without a draft" in details and "last choice" not in details:
+        return f"{passes} passes are too few to know whether drafts pay"
+    return f"in {passes} passes there was nothing to draft from, or no room for a draft"
 
 
 def _details(one: Continuation) -> dict[str, str]:

@@ -23,6 +23,7 @@ from kernels.ceilings import Ceilings, Probe  # noqa: E402
 from kernels.measure import measure, memory_needed, row_error  # noqa: E402
 from kernels.workloads import OPS, build, sweep  # noqa: E402
 
+from specattn import ops  # noqa: E402
 from specattn.backends import select  # noqa: E402
 from specattn.machine_load import Others  # noqa: E402
 from specattn.ops.cost import Cost, Sizes  # noqa: E402
@@ -223,6 +224,11 @@ def test_the_work_of_others_is_counted_and_ours_is_not(monkeypatch, tmp_path):
     # Four seconds later: 5 s of user time, of which 2 s are ours, and 1 s stolen; idle is no work.
     stat.write_text(f"cpu {15 * tick} 0 0 {99 * tick} 0 0 0 {tick} 0 0\ncpu0 1\n")
     assert others.cores() == pytest.approx(1.0)
+
+
+def test_every_primitive_has_a_workload():
+    """The fourth place of a primitive (CONTRIBUTING)."""
+    assert set(OPS) == {name for name in ops.__all__ if not name.startswith("lse_")}
 
 
 def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):

@@ -98,6 +98,28 @@ def test_the_total_is_the_time_of_prompt_and_text(written):
         assert f" {seconds:.2f} s " in line
 
 
+def test_who_drafts_nothing_says_why(specattn, prompt, monkeypatch):
+    def said(method, count=2):
+        given = ("compare", "--prompt-file", prompt, "--max-new-tokens", count)
+        lines = specattn(*given, "--methods", f"plain,{method}")[2].splitlines()
+        return [line for line in lines if "drafted nothing" in line]
+
+    assert said("vegas") == ["vegas drafted nothing: 2 passes did not tell yet whether drafts pay"]
+    why = "in 1 pass there was nothing to draft from, or no room for a draft"
+    assert said("vegas:gamma=2", 1) == [f"vegas:gamma=2 drafted nothing: {why}"]
+    assert said("vegas:gamma=2", 8) == []
+    decode = DecodingSession.decode
+
+    def chose_none(self, method, runs, **options):
+        found = decode(self, method, runs, **options)
+        found.statistics.details["last choice"] = "no draft: plain decoding 1 in 2.5 ms"
+        return found
+
+    monkeypatch.setattr(DecodingSession, "decode", chose_none)
+    why = "no draft was expected to pay, by what passes took (plain decoding 1 in 2.5 ms)"
+    assert said("vegas") == [f"vegas drafted nothing: {why}"]
+
+
 def test_sampling_that_is_not_the_usual_one_is_said(specattn, prompt):
     """As the demo's repetition penalty."""
     given = ("compare", "--methods", "plain", "--prompt-file", prompt, "--max-new-tokens", 2)

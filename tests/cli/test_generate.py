@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specattn.decoding import generate
 from tests.cli.conftest import TINY
 
+CLI_PAGE = TINY.parents[1] / "docs" / "cli.md"
+
 DYNAMIC = {"rope_theta": 1e6, "rope_type": "dynamic", "factor": 2.0}
 LONGROPE = {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}
 LONGROPE |= {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
@@ -56,15 +58,20 @@ def test_the_embedded_hybrid_is_known_by_its_name(written):
 
 
 def test_auto_is_the_default_and_explains_itself(written):
-    found, _, said = written("generate", "--max-new-tokens", 12, "--explain")
+    found, _, said = written("generate", "--max-new-tokens", 24, "--explain")
     assert found["method"]["name"] == "auto"
+    (described,) = re.findall(r"^\| `details` .*$", CLI_PAGE.read_text(), re.MULTILINE)
+    for name in set(re.findall(r"`([^`]+)`", described)) - {"details", "auto", "--explain"}:
+        assert any(key.startswith(name.rstrip(". ")) for key in found["statistics"]["details"]), (
+            name
+        )
     rounds = found["statistics"]["details"]["rounds"]
     assert sum(rounds.values()) == found["statistics"]["rounds"]
     assert "tokens per round" in said
     for name in rounds:
         assert re.search(rf"^{name} +{rounds[name]} ", said, re.MULTILINE)
     explained = " ".join(said.split())
-    _, _, said = written("generate", "--max-new-tokens", 12)
+    _, _, said = written("generate", "--max-new-tokens", 24)
     assert "tokens per round" not in said
     for figure in ("decode: ", "draft/target/accept: ", "distinct 1, 2, 3, 4: ", "accept at 1, "):
         assert figure in explained

@@ -104,13 +104,14 @@ def print_figures(session: DecodingSession, runs: dict[str, Continuation]) -> No
 
 def _why_nothing(one: Continuation) -> str:
     """Return why no round of a run drafted, as far as its figures say."""
-    details, passes = one.statistics.details, one.statistics.passes
+    details, count = one.statistics.details, one.statistics.passes
+    passes = f"{count} pass" if count == 1 else f"{count} passes"
     _, chose_none, plain = details.get("last choice", "").partition("no draft: plain decoding ")
     if chose_none:
         return f"no draft was expected to pay, by what passes took (plain decoding {plain})"
     if "rounds without a draft" in details and "last choice" not in details:
-        return f"{passes} passes are too few to know whether drafts pay"
-    return f"in {passes} passes there was nothing to draft from, or no room for a draft"
+        return f"{passes} did not tell yet whether drafts pay"
+    return f"in {passes} there was nothing to draft from, or no room for a draft"
 
 
 def _details(one: Continuation) -> dict[str, str]:

@@ -5,6 +5,7 @@ import pytest
 _cpu = pytest.importorskip("specattn._cpu", reason="the C++ kernels are not built")
 
 EACH = "each"
+at_once = pytest.mark.parametrize("isa", [EACH], indirect=True)
 
 
 def each(isa):
@@ -18,8 +19,8 @@ def each(isa):
 def isa(request):
     """Force one code path for the length of a test.
 
-    `parametrize("isa", [EACH], indirect=True)` gives a test all of them, to force by `each`: where
-    a reference takes far longer than a kernel, it is computed once.
+    `at_once` gives a test all of them, to force by `each`: where a reference takes far longer than
+    a kernel, it is computed once.
     """
     before = _cpu.isa()
     if request.param != EACH:

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from specattn import _cpu, reference
 from tests.cases import assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
-from tests.cpu.conftest import EACH, each
+from tests.cpu.conftest import at_once, each
 from tests.cpu.test_attention import DTYPES, LUCK, exact_size, per_isa, tree_of
 from tests.eight_bits import CODES, EIGHT_BITS, FORMS, forms, meant, nearest, quantise
 from tests.reference.test_eight_bits import as_operators
 from tests.writes import make_write
 
-at_once = pytest.mark.parametrize("isa", [EACH], indirect=True)
 types = pytest.mark.parametrize("stored", EIGHT_BITS, ids=str)
 
 

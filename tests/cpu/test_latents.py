@@ -8,6 +8,7 @@ import specattn
 from specattn import reference
 from tests.cases import assert_accurate, dense_attention, expected
 from tests.cpu import calls
+from tests.cpu.conftest import at_once, each
 from tests.cpu.test_attention import DTYPES, LUCK, check_hybrid, tree_of
 from tests.latents import make_latents
 from tests.ragged import make_ragged
@@ -26,21 +27,23 @@ def make(D, v_dim, shared, lengths=(130, 7), rows=3, **options):
     return make_latents(lengths, rows, head_dim=D, v_dim=v_dim, shared=shared, **options)
 
 
+@at_once
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [2, 4, 16], ids="{} heads".format)
 @pytest.mark.parametrize(("D", "v_dim", "shared"), SHAPES)
 def test_hybrid(isa, D, v_dim, shared, heads, dtype):
     p = make(D, v_dim, shared, q_heads=heads, dtype=dtype)
     sinks = torch.linspace(-1, 1, heads)
-    check_hybrid(p)
-    check_hybrid(p, paged=True, window=70, softcap=2.0, sinks=sinks)
+    check_hybrid(p, isa=isa)
+    check_hybrid(p, paged=True, window=70, softcap=2.0, sinks=sinks, isa=isa)
 
 
+@at_once
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 9], ids="{} rows".format)
 def test_128_heads_in_the_cache(isa, rows, dtype):
     p = make(576, 512, True, (700,), rows, q_heads=128, tree_in_cache=True, dtype=dtype, scale=0.2)
-    check_hybrid(p, in_cache=True)
+    check_hybrid(p, in_cache=True, isa=isa)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -49,23 +52,25 @@ def test_several_latents_in_one_row(isa, dtype):
     check_hybrid(p, paged=True)
 
 
+@at_once
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("heads", [4, 40], ids="{} heads".format)
 def test_scores_are_of_whole_keys(isa, heads, per_head):
     p = make(576, 512, True, (130, 7), 4, q_heads=heads, dtype=torch.bfloat16)
     given = {**p.cache(), "cache_seqlens": p.cache_seqlens, **tree_of(p)}
-    out, lse, scores = calls.verify_attention(
-        p.q, **given, collect_rows=range(4), per_head=per_head
-    )
     exact, rough = expected(p.to(torch.float64)), expected(p)
-    assert_accurate(out, exact[0], rough[0], atol=LUCK)
     means = [
         reference.importance_scores(x.q, x.k_cache, x.cache_seqlens, per_head)
         for x in (p.to(torch.float64), p)
     ]
-    assert_accurate(scores, *means, atol=2e-5)
-    got = calls.importance_scores(p.q, p.k_cache, p.cache_seqlens, per_head)
-    assert_accurate(got, *means, atol=2e-5)
+    for _ in each(isa):
+        out, lse, scores = calls.verify_attention(
+            p.q, **given, collect_rows=range(4), per_head=per_head
+        )
+        assert_accurate(out, exact[0], rough[0], atol=LUCK)
+        assert_accurate(scores, *means, atol=2e-5)
+        got = calls.importance_scores(p.q, p.k_cache, p.cache_seqlens, per_head)
+        assert_accurate(got, *means, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,16 +5,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specattn import reference
+from specattn import _cpu, reference
 from tests.cases import assert_accurate, make_problem, problems
 from tests.cpu import calls
+from tests.cpu.conftest import at_once, each
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 per_isa = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def verify_both(problem, paged, in_cache=False, **options):
-    """Return what the kernel hands out and what the float64 reference does."""
+def verify_both(problem, paged, in_cache=False, isa=None, **options):
+    """Yield what each code path of the kernel hands out, and what the float64 reference does."""
 
     def inputs(p):
         keys = {} if in_cache else {"k_tree": p.k_tree, "v_tree": p.v_tree}
@@ -22,32 +23,33 @@ def verify_both(problem, paged, in_cache=False, **options):
         return {**p.cache(paged), **keys, **lengths, **options}
 
     exact = problem.to(torch.float64)
-    got = calls.verify_attention(problem.q, **inputs(problem))
-    return got, reference.verify_attention(exact.q, **inputs(exact)), inputs
+    wide = reference.verify_attention(exact.q, **inputs(exact))
+    for _ in each(isa or _cpu.isa()):
+        yield calls.verify_attention(problem.q, **inputs(problem)), wide
 
 
-def check_scores(problem, paged=False, in_cache=False, **options):
-    got, exact, _ = verify_both(problem, paged, in_cache, collect="scores", **options)
-    # Logits of numbers that are exact in any of the types: only float32 sums err.
-    assert_accurate(got[2], exact[2], exact[2].float(), atol=2e-6)
+def check_scores(problem, paged=False, in_cache=False, isa=None, **options):
     only_here = ("collect_rows", "per_head")
     plain = {name: value for name, value in options.items() if name not in only_here}
     keys = {} if in_cache else {"k_tree": problem.k_tree, "v_tree": problem.v_tree}
-    alone = calls.hybrid_tree_attention(
-        problem.q,
-        cache_seqlens=problem.cache_seqlens,
-        tree_mask=problem.tree_mask,
-        **problem.cache(paged),
-        **keys,
-        **plain,
-    )
-    assert torch.equal(got[0], alone[0])  # collecting changes no bit of the result
-    assert torch.equal(got[1], alone[1])
+    for got, exact in verify_both(problem, paged, in_cache, isa, collect="scores", **options):
+        # Logits of numbers that are exact in any of the types: only float32 sums err.
+        assert_accurate(got[2], exact[2], exact[2].float(), atol=2e-6)
+        alone = calls.hybrid_tree_attention(
+            problem.q,
+            cache_seqlens=problem.cache_seqlens,
+            tree_mask=problem.tree_mask,
+            **problem.cache(paged),
+            **keys,
+            **plain,
+        )
+        assert torch.equal(got[0], alone[0])  # collecting changes no bit of the result
+        assert torch.equal(got[1], alone[1])
 
 
-def check_logits(problem, paged=False, **options):
-    got, exact, _ = verify_both(problem, paged, collect="logits", **options)
-    assert_accurate(got[2], exact[2], exact[2].to(torch.bfloat16), atol=2e-6)
+def check_logits(problem, paged=False, isa=None, **options):
+    for got, exact in verify_both(problem, paged, isa=isa, collect="logits", **options):
+        assert_accurate(got[2], exact[2], exact[2].to(torch.bfloat16), atol=2e-6)
 
 
 @per_isa
@@ -64,18 +66,20 @@ def test_collecting(isa, problem, data):
     check_logits(problem, paged, **options)
 
 
+@at_once
 @pytest.mark.parametrize("per_head", [True, False])
 @pytest.mark.parametrize("collect_rows", [(0, -1), (100, 3)])
 def test_collecting_from_several_row_groups(isa, collect_rows, per_head):
     problem = make_problem((70, 200), 130, q_heads=8, dtype=torch.bfloat16)
-    check_scores(problem, collect_rows=collect_rows, per_head=per_head)
-    check_logits(problem, collect_rows=collect_rows, window=60)
+    check_scores(problem, collect_rows=collect_rows, per_head=per_head, isa=isa)
+    check_logits(problem, collect_rows=collect_rows, window=60, isa=isa)
 
 
+@at_once
 @pytest.mark.parametrize("rows", [3, 130])
 def test_scores_of_all_heads_in_several_tasks(isa, rows):
     problem = make_problem((700, 2100), rows, q_heads=32, kv_heads=8, head_dim=128)
-    check_scores(problem, per_head=False, window=600)
+    check_scores(problem, per_head=False, window=600, isa=isa)
 
 
 @pytest.mark.parametrize("per_head", [True, False])

@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import gc
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
@@ -40,6 +41,17 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_collection_finish():
+    """Leave modules and collected tests out of garbage collections: tests ask for dozens."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Let the interpreter free them when it ends: extensions report what it does not."""
+    gc.unfreeze()
 
 
 def _poisoned(allocate):

@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 
 # Of what pip installs few files are ever imported: Python compiles those when they are.
 export PIP_COMPILE := no
+# So what was compiled must be kept, though images of containers say otherwise: tests start processes by dozens.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test package cpp kernels docs lint fuzz fuzz-triton36 sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
 ## Decode a real file with the embedded target, plainly and speculatively. FILE= continues your own.
 demo: $(VENV)/.demo
 	$(BIN)/specattn demo $(if $(FILE),"$(FILE)")
-	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file README.md, or -h"
+	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file examples/engine.py, or -h"
 
 ## All tests that need no GPU. Of GPU code few cases, and all where it differs from what tools/ptx/executed.json records.
 test: $(VENV)/.dev

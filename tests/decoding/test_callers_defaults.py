@@ -2,6 +2,7 @@
 
 import ast
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 
 import specattn
 from specattn import reference, triton_kernels
-from specattn.decoding import generate
+from specattn.decoding import generate, release
 from tests.decoding.models import greedy_by_transformers, prompts, tiny_model
 from tests.decoding.settings import NAMES, settings_of
 
 NEW_TOKENS = 8
+DRAWN = {"temperature": 1.5, "seed": 1}
 PACKAGES = (specattn, reference, triton_kernels)
 FLOATS = {"empty", "zeros", "ones", "rand", "randn", "linspace", "eye", "empty_strided"}
 
@@ -38,17 +40,39 @@ def methods(model):
     return settings_of(model)
 
 
+@pytest.fixture(scope="module")
+def texts():
+    return prompts([9, 30])
+
+
+@pytest.fixture(scope="module")
+def greedy(model, texts):
+    return [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def drawn(model, methods, texts):
+    """Return what a method draws with torch's own defaults, once for all others."""
+    return cache(lambda name, compile: run(model, texts, methods[name], compile, **DRAWN))
+
+
+def run(model, texts, method, compile, **options):
+    """Run with memory of its own: what an earlier run left was made by other defaults."""
+    release(model)
+    found = generate(model, texts, method, max_new_tokens=NEW_TOKENS, compile=compile, **options)
+    return found.new_tokens
+
+
 @pytest.mark.parametrize("compile", ["auto", "off"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_default_dtype_reaches_no_buffer(model, methods, name, dtype, compile):
-    texts, given = prompts([9, 30]), {"max_new_tokens": NEW_TOKENS, "compile": compile}
-    expected = [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
-    drawn = generate(model, texts, methods[name], temperature=1.5, seed=1, **given).new_tokens
+def test_a_default_dtype_reaches_no_buffer(
+    model, methods, texts, greedy, drawn, name, dtype, compile
+):
+    expected = drawn(name, compile)
     with default_dtype(dtype):
-        assert generate(model, texts, methods[name], **given).new_tokens == expected
-        again = generate(model, texts, methods[name], temperature=1.5, seed=1, **given)
-    assert again.new_tokens == drawn
+        assert run(model, texts, methods[name], compile) == greedy
+        assert run(model, texts, methods[name], compile, **DRAWN) == expected
 
 
 def _factories():
@@ -74,15 +98,11 @@ def test_every_buffer_says_its_dtype():
     assert silent == []
 
 
-@pytest.mark.parametrize("how", ["recorded", "modules"])
+@pytest.mark.parametrize("compile", ["auto", "off"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_default_device_reaches_no_buffer(model, methods, name, how):
+def test_a_default_device_reaches_no_buffer(model, methods, texts, greedy, drawn, name, compile):
     """What would lie on the default device here has no values: nothing of ours does."""
-    texts, given = prompts([9, 30]), {"max_new_tokens": NEW_TOKENS}
-    given["compile"] = "on" if how == "recorded" else "off"
-    expected = [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
-    drawn = generate(model, texts, methods[name], temperature=1.5, seed=1, **given).new_tokens
+    expected = drawn(name, compile)
     with torch.device("meta"):
-        assert generate(model, texts, methods[name], **given).new_tokens == expected
-        again = generate(model, texts, methods[name], temperature=1.5, seed=1, **given)
-    assert again.new_tokens == drawn
+        assert run(model, texts, methods[name], compile) == greedy
+        assert run(model, texts, methods[name], compile, **DRAWN) == expected

@@ -3,6 +3,8 @@
 A tree is as deep as the request with the most room wants, also behind the one that has none.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import (
@@ -18,6 +20,7 @@ from tests.decoding.models import VOCABULARY, decisive, greedy_by_transformers, 
 
 WITHOUT_DRAFTER = [n for n, method in METHODS.items() if not hasattr(method, "drafter")]
 LEARNED = 60
+TEXTS = prompts([LEARNED - 12, 6, 30])
 OWN = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "vocab_size": VOCABULARY}
 SHAPE = {"n_positions": LEARNED, "n_embd": 32, "n_layer": 2, "n_head": 4}
 CONFIGS = {
@@ -42,8 +45,15 @@ class Ends(StoppingCriteria):
         return torch.full((len(ids),), ids.shape[1] >= self.length)
 
 
-def by_transformers(model, texts, length, **options):
-    return [greedy_by_transformers(model, x, length - len(x), **options) for x in texts]
+def turning():
+    return tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=LEARNED)
+
+
+@cache
+def by_transformers(make, length, *arguments):
+    """Return how transformers continues `TEXTS` with a model made by a function: once for all."""
+    model = make(*arguments)
+    return [greedy_by_transformers(model, x, length - len(x)) for x in TEXTS]
 
 
 @pytest.mark.filterwarnings("ignore:.*through its own, slower modules")
@@ -52,12 +62,12 @@ def by_transformers(model, texts, length, **options):
 def test_drafts_end_where_learned_positions_do(family, name):
     if (family, name) == ("gpt2", "cast"):
         pytest.skip("its layers are no linear ones")
-    model, texts = learned(family), prompts([LEARNED - 12, 6, 30])
+    model = learned(family)
     assert learned_positions(model) == LEARNED
     # The last token of a text is not read, so it needs no position.
     for length in (LEARNED, LEARNED + 1):
-        output = generate(model, texts, name, max_length=length)
-        assert output.new_tokens == by_transformers(model, texts, length)
+        output = generate(model, TEXTS, name, max_length=length)
+        assert output.new_tokens == by_transformers(learned, length, family)
 
 
 @pytest.mark.filterwarnings("ignore:.*through its own, slower modules")
@@ -82,13 +92,12 @@ def test_a_text_may_end_by_itself_before_learned_positions_do(name):
 @pytest.mark.parametrize("name", WITHOUT_DRAFTER)
 def test_room_for_drafts_turns_no_rope(name, compile):
     """A rope that turns with the length counts the longest text, not the room behind it."""
-    model = tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=LEARNED)
-    texts = prompts([LEARNED - 12, 6, 30])
+    model = turning()
     for length in (LEARNED - 4, LEARNED, LEARNED + 1):
-        output = generate(model, texts, name, max_length=length, compile=compile)
-        assert output.new_tokens == by_transformers(model, texts, length)
+        output = generate(model, TEXTS, name, max_length=length, compile=compile)
+        assert output.new_tokens == by_transformers(turning, length)
     with pytest.raises(ValueError, match=f"beyond {LEARNED} tokens.*may read {LEARNED + 1}"):
-        generate(model, texts, name, max_length=LEARNED + 2, compile=compile)
+        generate(model, TEXTS, name, max_length=LEARNED + 2, compile=compile)
 
 
 @torch.no_grad()

@@ -206,6 +206,10 @@ def broken(name, place):
     return change
 
 
+def scales(change):
+    return lambda packed: packed.update(weight_scale=change(packed["weight_scale"]).clone())
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
@@ -217,6 +221,32 @@ def broken(name, place):
         ("bitsandbytes-8", without("weight"), "it lacks 'weight'"),
         ("bitsandbytes-8", broken("SCB", 3), r"\d+ of \d+ scales are not finite"),
         ("gptq-4", lambda x: x.update(g_idx=x["g_idx"].flip(0)), r"its groups .* \(act-order\)"),
+        (
+            "compressed-4",
+            lambda x: x.update(weight_packed=x["weight_packed"][:, 1:].clone()),
+            r"expected codes \[\d+, 128\] and scales \[\d+, groups\], got \[\d+, 120\] and scales",
+        ),
+        (
+            "compressed-4",
+            scales(lambda x: x[:1]),
+            r"expected .* scales \[\d+, gr.* scales \[1, \d\]$",
+        ),
+        (
+            "compressed-4",
+            scales(lambda x: x[:, 0]),
+            r"expected .* scales \[\d+, gr.* scales \[\d+\]$",
+        ),
+        ("compressed-4", scales(lambda x: x[:, :0]), r"expected .* scales \[\d+, gr.* \[\d+, 0\]$"),
+        (
+            "compressed-4",
+            scales(lambda x: x[:, :1].repeat(1, 3)),
+            "3 scales of a row do not divide its 128 codes",
+        ),
+        (
+            "compressed-4",
+            scales(torch.zeros_like),
+            r"\d+ of \d+ scales are 0, of weights that are not",
+        ),
     ],
 )
 def test_layers_that_do_not_fit_are_named(tmp_path, name, change, reason):

@@ -228,9 +228,10 @@ class _Stored(nn.Module):
 def _read(layout: Layout, module: _Stored, depth: int, rows: int) -> QuantisedLinear:
     """Return a layer in our own layout; raises NotRead, KeyError, RuntimeError."""
     codes, scale, zeros = layout.read(dict(module.named_buffers()), layout.bits)
-    if codes.shape != (rows, depth) or len(scale) != rows:
+    grouped = scale.dim() == 2 and len(scale) == rows and scale.shape[1] > 0
+    if codes.shape != (rows, depth) or not grouped:
         found = f"{list(codes.shape)} and scales {list(scale.shape)}"
-        raise NotRead(f"expected codes [{rows}, {depth}] and their scales, got {found}")
+        raise NotRead(f"expected codes [{rows}, {depth}] and scales [{rows}, groups], got {found}")
     if count := int((~scale.isfinite()).sum()):
         raise NotRead(f"{count} of {scale.numel()} scales are not finite")
     few = (

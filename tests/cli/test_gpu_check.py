@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+import specattn
 from specattn import gpu_record
 from specattn.backends import select
 from specattn.call_forms import NotServed
@@ -31,6 +32,57 @@ def states(verdicts):
 def test_right_kernels_are_right(case):
     pytest.importorskip("specattn._cpu")
     assert check(case, "cpu", lambda x: x) == [Verdict("cpu", str(case), "right")]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case.label == "weights int4" else pytest.mark.slow)
+        for case in CASES
+        if case.op == "captured_pass"
+    ],
+    ids=str,
+)
+def test_interpreted_kernels_make_right_passes(case, monkeypatch):
+    """In a graph that is a stub; the weights lie as on a GPU."""
+    if specattn.backends()["triton"] != "available":
+        pytest.skip("Triton is not available here")
+    from specattn.decoding.engine.target import Target
+    from specattn.kv_cache import KVCache
+    from tests.decoding.captured import captured_runner
+
+    own, graphs = Target._runner, []
+
+    def captured(target, model):
+        served = select.chosen("hybrid_tree_attention", torch.device("cpu"), torch.bfloat16)[1]
+        return captured_runner(target, graphs) if served.name == "triton" else own(target, model)
+
+    monkeypatch.setattr(Target, "_runner", captured)
+    monkeypatch.setattr("specattn.quantised._IN_KERNELS", ())  # of a CPU, which no graph keeps
+    monkeypatch.setattr("specattn.quantised._BY_TILES", ())
+    monkeypatch.setattr(KVCache, "places", lambda self, at: at[0] * self.capacity + at[1])
+    assert check(case, "triton", lambda x: x) == [Verdict("triton", str(case), "right")]
+    product = "linear_codes_kernel" if "weights" in case.label else "linear_few_rows_kernel"
+    assert all(product in graph.tape.kernels for graph in graphs)
+    assert graphs
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_passes_that_are_not_captured_as_kernels_fail():
+    """Graphs of modules, or none, would be right too, and slow."""
+    case = next(case for case in CASES if case.op == "captured_pass")
+    given = case.make()
+    given["tokens"] = given["tokens"].as_subclass(OnGPU)
+    with (
+        specattn.use_backend("reference"),
+        pytest.raises(ValueError, match="in graphs, got through"),
+    ):
+        case.run(given)
 
 
 def replaced(kernel):
@@ -55,12 +107,16 @@ def on_stub():
     from tools.ptx.stub_driver import on_gpu, stubbed
 
     with stubbed() as stub:
-        verdicts = [v for case in CASES for v in check(case, "triton", on_gpu)]
+        primitives = [case for case in CASES if case.call is None]
+        verdicts = [v for case in primitives for v in check(case, "triton", on_gpu)]
         return verdicts, len(stub.launches)
 
 
 def test_a_stub_of_the_driver_takes_every_launch(compiler_process):
-    """All cases that are served reach the driver; since nothing runs there, no result is right."""
+    """What is served reaches the driver; since nothing runs there, no result is right.
+
+    A model would not: whatever is compared there differs.
+    """
     pytest.importorskip("triton")
     verdicts, launches = compiler_process(on_stub)
     served = [verdict for verdict in verdicts if verdict.state != "declined"]
@@ -107,7 +163,7 @@ def test_kernels_that_do_nothing_are_never_right(case):
     """Every result is as it was allocated, perhaps where the expected one has lain."""
     with replaced(nothing):
         (verdict,) = check(case, "cpu", lambda x: x)
-    assert verdict.state == "wrong"
+    assert verdict.state == ("wrong" if case.call is None else "failed")
 
 
 def outcomes(job, device):

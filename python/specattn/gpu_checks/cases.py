@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import specattn
+from specattn.gpu_checks import passes
+from specattn.quantised import quantise, quantise_float8
 
 Arguments = dict[str, Any]
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -26,7 +28,7 @@ class Case:
     """A call of a primitive: ``make()`` returns its arguments on the CPU, every time the same.
 
     ``written`` are arguments that it writes instead of returning something, ``exact`` whether the
-    result must be the reference's own.
+    result must be the reference's own. What is no primitive says what to ``call`` instead.
     """
 
     op: str
@@ -34,6 +36,7 @@ class Case:
     make: Callable[[], Arguments]
     written: tuple[str, ...] = ()
     exact: bool = False
+    call: Callable[..., Any] | None = None
 
     @property
     def is_gluons(self) -> bool:
@@ -55,7 +58,7 @@ class Case:
 
     def run(self, arguments: Arguments) -> list[torch.Tensor]:
         """Return what the primitive makes of its arguments, as a list."""
-        result = getattr(specattn, self.op)(**arguments)
+        result = (self.call or getattr(specattn, self.op))(**arguments)
         if self.written:
             return [arguments[name] for name in self.written]
         return list(result) if isinstance(result, tuple) else [result]
@@ -75,7 +78,7 @@ def check(case: Case, backend: str, place: Place, captures: bool = False) -> lis
     """Run a case on a backend, its tensors where `place` puts them, and hold it against float64.
 
     A result may err twice as much as torch does in the same dtype. With `captures` the call is
-    replayed in a CUDA graph too, to the same bits.
+    replayed in a CUDA graph too, to the same bits; a pass replays its own.
     """
     verdict = partial(Verdict, backend, str(case))
     expected, rough = (_reference(case, dtype) for dtype in (FP64, None))
@@ -95,7 +98,7 @@ def check(case: Case, backend: str, place: Place, captures: bool = False) -> lis
         if (problem := _difference(result, exact, own, case.exact))
     ]
     verdicts = [verdict("wrong", problems[0]) if problems else verdict("right")]
-    if captures and not problems and not case.written:
+    if captures and not problems and not case.written and case.call is None:
         verdicts.append(_replayed(case, backend, place, found))
     return verdicts
 
@@ -141,7 +144,7 @@ def _reference(case: Case, dtype: torch.dtype | None) -> list[torch.Tensor]:
         return x
 
     arguments = {name: converted(x) for name, x in case.make().items()}
-    for name in ("k_scale", "v_scale"):  # of 8 bits, in float32 always
+    for name in ("k_scale", "v_scale", "scale", "up_scale"):  # which have types of their own
         if name in arguments:
             arguments[name] = case.make()[name]
     if case.exact:
@@ -311,6 +314,18 @@ def _layer(rows: int, outputs: int, depth: int, dtype: torch.dtype) -> Arguments
     return {name: x.to(dtype) for name, x in given.items()} | {"activation": "silu"}
 
 
+def _codes(rows: int, outputs: int, depth: int, kind: str, group: int | None = 64) -> Arguments:
+    given = _layer(rows, outputs, depth, BF16)
+    for name, scale in (("weight", "scale"), ("up", "up_scale")):
+        weight = given[name]
+        if kind == "fp8":
+            few = quantise_float8(weight)
+        else:
+            few = quantise(weight, 8 if kind == "int8" else 4, group)
+        given |= {name: few.codes, scale: few.scale}
+    return given
+
+
 def _gated() -> Arguments:
     generator = torch.Generator().manual_seed(6)
     q, k = torch.randn(2, 2, 8, 4, D, generator=generator, dtype=torch.float32).bfloat16()
@@ -370,6 +385,17 @@ def _any_size() -> Iterator[Case]:
         yield Case("sparse_gather_attention", f"16 rows, D {head_dim}", gathered)
 
 
+def _passes() -> Iterator[Case]:
+    """Yield captured passes: weights in 16, 8 and 4 bits, caches in 8."""
+    kinds = (None, "int8"), ("int8", None), ("int4", None), ("fp8", None), ("int4", "fp8")
+    for quantize, kv_dtype in ((None, None), *kinds):
+        label = ", ".join(
+            f"{what} {kind}" for what, kind in (("weights", quantize), ("cache", kv_dtype)) if kind
+        )
+        call = partial(passes.run, quantize=quantize, kv_dtype=kv_dtype)
+        yield Case("captured_pass", label, passes.make, call=call)
+
+
 _SINKS = torch.linspace(-2, 3, Q_HEADS, dtype=torch.float32)
 _COLLECTED: dict[str, Any] = {"collect": "logits", "collect_rows": (0, -1)}
 _CACHES = ("k_cache", "v_cache")
@@ -403,9 +429,14 @@ CASES = (
     Case("linear_few_rows", "8 rows, gate and up", partial(_layer, 8, 4096, 1024, BF16)),
     Case("linear_few_rows", "40 rows, no multiples", partial(_layer, 40, 1000, 1001, FP16)),
     Case("linear_few_rows", "20 rows, fp32", partial(_layer, 20, 512, 320, FP32)),
+    Case("linear_few_rows", "8 rows, int8", partial(_codes, 8, 4096, 1024, "int8")),
+    Case("linear_few_rows", "1 row, int4", partial(_codes, 1, 4096, 1024, "int4")),
+    Case("linear_few_rows", "40 rows, int4 by rows", partial(_codes, 40, 512, 328, "int4", None)),
+    Case("linear_few_rows", "20 rows, fp8", partial(_codes, 20, 1000, 1001, "fp8")),
     Case("gated_delta_tree", "", _gated),
     Case("gated_delta_commit", "", _accepted, ("state",)),
     Case("causal_conv_tree", "", _convolution),
     Case("causal_conv_commit", "", _kept, ("conv_state",), exact=True),
     *_any_size(),
+    *_passes(),
 )  # fmt: skip

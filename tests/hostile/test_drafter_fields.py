@@ -111,6 +111,7 @@ def dflash_authors(folder):
     given = read_config(folder)
     given |= {"layer_types": ["full_attention"] * 2, "sliding_window": None, "mlp_bias": False}
     given |= {"use_sliding_window": False, "max_window_layers": 2}
+    given["num_target_layers"] = model.config.num_hidden_layers
     given["dflash_config"] |= {"use_swa": False, "causal_head": False, "block_size": dflash.SIZE}
     return given
 

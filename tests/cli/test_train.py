@@ -162,19 +162,24 @@ def test_dflash_learns_to_draft_blocks(train, refused, text, tmp_path, causal):
     assert config.feature_layers == [1, 2]
     assert config.mask_token_id == config.vocab_size - 1
 
-    # A run that stopped half-way draws the same anchors from there on.
-    train("dflash", text, *steps, *own, "--output", tmp_path / "whole")
-    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--save_steps", 2)
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-4")
-    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--resume")
-    assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "whole"), rel=1e-4)
-
     none = ("dflash", "--data", text, "--output", tmp_path / "none", *steps)
     other = ("--bidirectional",) if causal else ("--causal",)
     reason = f"causal: {not causal}, the drafter has {causal}"
     refused(reason, *none, *other, "--drafter", tmp_path / "out")
     reason = "mask_token_id must be below vocab_size"
     refused(reason, *none, *own, "--mask-token-id", 10**6)
+
+
+def test_a_dflash_run_that_stopped_half_way_draws_the_same_anchors_from_there_on(
+    train, text, tmp_path
+):
+    steps = ("--max_steps", 4, "--logging_steps", 1, "--learning-rate", 1e-2, "--layers", 2)
+    own = ("--block-size", 4, "--anchors", 5, "--feature-layers", "1,2", "--causal", "--muon", 0.02)
+    train("dflash", text, *steps, *own, "--output", tmp_path / "whole")
+    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--save_steps", 2)
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-4")
+    train("dflash", text, *steps, *own, "--output", tmp_path / "cut", "--resume")
+    assert curve(tmp_path / "cut") == pytest.approx(curve(tmp_path / "whole"), rel=1e-4)
 
 
 NORMS = ("--fc-norm", "--norm-output", "--learning-rate", 1e-2, "--max_steps", 2)

@@ -12,6 +12,8 @@ namespace specattn {
 constexpr int kGroupRows = 512;      // most query rows of a head in a task: their state fits in L2
 constexpr int kMostColumns = 48;     // outputs of a piece of a linear layer, per part
 constexpr int kMostRowsAtOnce = 16;  // rows of x that are multiplied in registers or tiles
+constexpr int64_t kPanelDepth = 4096;       // elements along K of a panel: 384 KB
+constexpr int kPanelRows = 8;               // rows of x that meet a panel in registers
 constexpr int64_t kNoiseGroup = 1024;       // tokens whose noise is made in one go
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
@@ -74,6 +76,9 @@ const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();
 const Kernels& amx_fp16_kernels();
+
+// A piece of bfloat16 products of many rows. The thread needs `memory` for panels and sums.
+void multiply_panel_avx512_bf16(const Linear&, float* memory, const LinearPiece&);
 #endif
 
 }  // namespace specattn

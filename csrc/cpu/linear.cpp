@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "kernels.h"
 #include "run.h"
@@ -52,6 +53,12 @@ class Pieces {
   int64_t columns_ = kMostColumns;
 };
 
+// Floats of a thread that multiplies many rows: panels, and sums where K takes several.
+int64_t panel_floats(const Linear& p) {
+  const int64_t rows = p.K > kPanelDepth ? round_up(p.M, kPanelRows) : kPanelRows;
+  return (p.gated ? 2 : 1) * kMostColumns * (std::min(kPanelDepth, p.K) / 2 + rows);
+}
+
 }  // namespace
 
 void run(const Linear& p, int threads) {
@@ -74,6 +81,27 @@ void run(const Linear& p, int threads) {
   float* const x = arena.floats(round_up(p.M, kMostRowsAtOnce) * round_up(p.K, kBlockCodes));
   pack(p, x);
   parallel(threads, count, [&](int64_t i, int) { multiply(p, x, pieces[i]); });
+}
+
+bool multiplies_many_rows([[maybe_unused]] Dtype dtype) {
+#if defined(__x86_64__)
+  return dtype == Dtype::kBFloat16 && std::string_view(chosen_kernels().name) == "avx512_bf16";
+#else
+  return false;
+#endif
+}
+
+void run([[maybe_unused]] const LinearManyRows& p, [[maybe_unused]] int threads) {
+#if defined(__x86_64__)
+  static thread_local Arena arena;
+  const Pieces pieces(p, threads);
+  const int64_t count = pieces.count(), own = round_up(panel_floats(p), 16);
+  threads = useful_threads(p.columns() * (p.gated ? 2 : 1) * p.K * p.M, count, threads);
+  float* const memory = arena.floats(threads * own);
+  parallel(threads, count, [&](int64_t i, int worker) {
+    multiply_panel_avx512_bf16(p, memory + worker * own, pieces[i]);
+  });
+#endif
 }
 
 }  // namespace specattn

@@ -46,6 +46,10 @@ struct Linear {
   }
 };
 
+// The same product for many rows of x, summed in an order of its own; not by codes.
+struct LinearManyRows : Linear {};
+bool multiplies_many_rows(Dtype dtype);  // whether the code path in use does
+
 // The numbers that codes mean, [rows, K], as Linear has codes.
 struct Dequantise {
   Dtype dtype = Dtype::kFloat32;  // of out
@@ -80,6 +84,7 @@ struct LinearPiece {
 // Every element is summed in an order that follows from K alone: its bits depend neither on the
 // other rows and how many they are, nor on the threads.
 void run(const Linear&, int threads);
+void run(const LinearManyRows&, int threads);
 void run(const Gate&, int threads);
 void run(const Dequantise&, int threads);
 

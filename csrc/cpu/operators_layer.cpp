@@ -300,9 +300,7 @@ std::vector<Value> with_scales(const Value& weight) {
 
 // Up to three layers of the same x, whose outputs stand behind one another; or with a gate, an
 // activation, of the first times the second.
-Made linear_parts(Arguments& next) {
-  auto call = std::make_unique<PlainCall<Linear>>();
-  Linear& p = *call;
+void take_parts(Linear& p, Arguments& next) {
   set_rows(p, next.tensor("x"));
   const auto weights = next.value<std::vector<Value>>();
   const auto biases = next.value<std::vector<Value>>();
@@ -323,6 +321,23 @@ Made linear_parts(Arguments& next) {
   }
   const View residual = next.tensor("residual");
   take_sum(p, residual, next.tensor("out"));
+}
+
+Made linear_parts(Arguments& next) {
+  auto call = std::make_unique<PlainCall<Linear>>();
+  take_parts(*call, next);
+  return call;
+}
+
+Made linear_many_rows(Arguments& next) {
+  auto call = std::make_unique<PlainCall<LinearManyRows>>();
+  take_parts(*call, next);
+  if (call->codes != Codes::kNone || !multiplies_many_rows(call->dtype)) {
+    throw std::invalid_argument(
+        "linear_many_rows: expected bfloat16 on the code path avx512_bf16, got another type or " +
+        isa());
+  }
+  if (call->K % 2) throw std::invalid_argument("x must have an even number of columns");
   return call;
 }
 
@@ -422,6 +437,8 @@ std::vector<Operator> specattn::layer_operators() {
        "linear_few_rows of up to three weights side by side: "
        "x, weights, biases, gate, residual, out. Of codes a weight is a tuple with scale and "
        "zero."},
+      {"linear_many_rows", &linear_many_rows,
+       "linear_parts of many rows of bfloat16, by AVX512-BF16: the same arguments, no codes."},
       {"dequantise", &dequantise, "The weights that codes mean: codes, scale, zero, out."},
       {"gate", &gate, "act(first) * second: first, second, activation, out."},
       {"best_children", &best_children},

@@ -154,3 +154,70 @@ def test_wrong_arguments(isa):
     for weights, biases in [([], []), ([weight] * 4, [None] * 4), ([weight], [])]:
         with pytest.raises(ValueError, match="one to three tensors"):
             _cpu.linear_parts(x, weights, biases, None, None, out, 1)
+
+
+@pytest.fixture
+def many_rows(isa):
+    """Skip code paths that leave products of many rows to torch."""
+    if isa != "avx512_bf16":
+        pytest.skip(f"{isa} leaves products of many rows to torch")
+
+
+@per_isa
+@given(
+    rows=st.integers(1, 70),
+    outputs=st.lists(st.integers(1, 150), min_size=1, max_size=3),
+    depth=st.sampled_from([2, 6, 8, 34, 1024, 4096, 4104, 8200])
+    | st.integers(1, 300).map(lambda n: 2 * n),
+    gated=st.booleans(),
+    given_ones=st.tuples(*[st.booleans()] * 4),
+    seed=st.integers(0, 2**16),
+)
+def test_many_rows_against_float64(many_rows, rows, outputs, depth, gated, given_ones, seed):
+    outputs = [outputs[0]] * 2 if gated else outputs
+    strided, biased, added, wide = given_ones
+    layers = [layer(rows, n, depth, torch.bfloat16, seed + i) for i, n in enumerate(outputs)]
+    x, weights = layers[0][0], [one[1] for one in layers]
+    biases = [one[2] if biased else None for one in layers]
+    dtype = torch.float32 if wide and not gated else torch.bfloat16
+    residual = torch.cat([one[4] for one in layers], 1)[:, : outputs[0] if gated else None].to(
+        dtype
+    )
+    if strided:
+        x, residual, *weights = (apart(t) for t in (x, residual, *weights))
+    out = calls.poisoned(*residual.shape, dtype=dtype)
+    gate = "silu" if gated else None
+    _cpu.linear_many_rows(x, weights, biases, gate, residual if added else None, out, 2)
+    if gated and not biased:
+        check([x, weights[0], None, weights[1], gate, residual if added else None], out)
+    elif not gated:
+        first = 0
+        for weight, bias in zip(weights, biases, strict=True):
+            part = slice(first, first := first + len(weight))
+            some = [x, weight, bias, None, None, residual[:, part].bfloat16() if added else None]
+            check(some, out[:, part].bfloat16())
+
+
+def test_bits_of_many_rows_do_not_depend_on_the_others(many_rows):
+    x, weight, bias, up, residual = layer(300, 100, 4104, torch.bfloat16)
+    whole = calls.poisoned(300, 100, dtype=torch.bfloat16)
+    _cpu.linear_many_rows(x, [weight, up], [bias, None], "silu", residual, whole, 2)
+    for first, last in [(0, 1), (1, 3), (7, 10), (20, 37), (40, 168), (150, 300)]:
+        for threads in (1, 3):
+            some = calls.poisoned(last - first, 100, dtype=torch.bfloat16)
+            rows = slice(first, last)
+            read = x[rows], [weight, up], [bias, None], "silu", residual[rows]
+            _cpu.linear_many_rows(*read, some, threads)
+            assert torch.equal(some, whole[rows])
+
+
+def test_many_rows_that_are_not_served(isa):
+    x, weight, *_ = layer(3, 8, 16, torch.float32)
+    call = _cpu.linear_many_rows
+    with pytest.raises(ValueError, match="expected bfloat16 on the code path avx512_bf16"):
+        call(x, [weight], [None], None, None, torch.empty(3, 8), 1)
+    x, weight = x.bfloat16(), weight.bfloat16()
+    odd = x[:, :15].contiguous(), [weight[:, :15].contiguous()], [None], None, None
+    message = "x must have an even" if isa == "avx512_bf16" else f"got another type or {isa}"
+    with pytest.raises(ValueError, match=message):
+        call(*odd, torch.empty(3, 8, dtype=torch.bfloat16), 1)

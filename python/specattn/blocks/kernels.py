@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from specattn.blocks.ops import ACTIVATIONS, Ops
 from specattn.quantised import QuantisedWeight
 
 MOST_ROWS = 128
-"""Rows of a recorded pass, all requests together; torch's own products are better for more."""
+"""Rows of a recorded pass, all requests together; other products are better for more."""
 
 _FAST: dict[str, tuple[torch.dtype, ...]] = {
     "amx": (torch.float32, torch.bfloat16, torch.float16),
@@ -26,6 +26,11 @@ _FAST: dict[str, tuple[torch.dtype, ...]] = {
 def _widens(dtype: torch.dtype) -> bool:
     """Whether products in float32 are faster: without a matrix unit, or fast pairwise products."""
     return dtype not in _FAST.get(_cpu.isa(), (torch.float32,))
+
+
+def _by_panels(x: torch.Tensor) -> bool:
+    """Whether our products of many rows are faster than torch's."""
+    return _cpu.isa() == "avx512_bf16" and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0
 
 
 class Memory:
@@ -47,7 +52,7 @@ class Memory:
 
 
 class Kernels(Ops):
-    """The operators of blocks as kernel calls, but for products, which are torch's.
+    """The operators of blocks as kernel calls; products are torch's, but for some of bfloat16.
 
     Each reads and writes its rows once, where torch's operators do so for every step.
     """
@@ -90,6 +95,8 @@ class Kernels(Ops):
         keep: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if activation is None and _by_panels(x):
+            return self._panels(x, projections, gate, residual, keep, into)
         kind = torch.float32 if _widens(x.dtype) else x.dtype
         rows = self._as("read", x.flatten(0, -2), kind)
         sizes = [len(one.weight) for one in projections]
@@ -113,6 +120,30 @@ class Kernels(Ops):
             return residual.add_(out)
         out = out if residual is None else residual + out
         return out.to(x.dtype) if keep else self._as("narrow", out, x.dtype)
+
+    def _panels(
+        self,
+        x: torch.Tensor,
+        projections: Sequence[Projection],
+        gate: str | None,
+        residual: torch.Tensor | None,
+        keep: bool,
+        into: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return what `linear` does by one call, with all that follows the products."""
+        weights = [
+            self._whole(one.weight, x.dtype, f"weight {n}") for n, one in enumerate(projections)
+        ]
+        width = len(weights[0]) if gate is not None else sum(map(len, weights))
+        out = residual if into is None else into
+        if out is None or keep:
+            what = "product" if gate is None else "gated"
+            out = self._rows(what, x[..., 0], width, x.dtype, keep)
+        added = None if residual is None else residual.flatten(0, -2)
+        biases = [one.bias for one in projections]
+        of_rows = x.flatten(0, -2), weights, biases, gate, added, out.flatten(0, -2)
+        self.kernel(_cpu.linear_many_rows, *of_rows)
+        return out
 
     def by_head(
         self, x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None
@@ -192,11 +223,13 @@ class Kernels(Ops):
         """Return x in a dtype: in memory for such, unless it is its own."""
         return x if x.dtype == dtype else self._rows(what, x[..., 0], x.shape[-1], dtype).copy_(x)
 
-    def _whole(self, weight: torch.Tensor | QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-        """Return weights in a dtype: in memory for such, unless it is their own."""
+    def _whole(
+        self, weight: torch.Tensor | QuantisedWeight, dtype: torch.dtype, what: str = "weight"
+    ) -> torch.Tensor:
+        """Return weights in a dtype: in memory for `what` they are, unless it is their own."""
         if not isinstance(weight, QuantisedWeight):
-            return self._as("weight", weight, dtype)
-        room = self.memory.rows("weight", len(weight), weight.depth, dtype)
+            return self._as(what, weight.detach(), dtype)
+        room = self.memory.rows(what, len(weight), weight.depth, dtype)
         return weight.dequantised(dtype, out=room)
 
     def _norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ from specattn.ops._tree_mask import packed_mask
 from specattn.states import StateRows
 
 MOST_ROWS = 128
-"""Rows of a replayed pass on a CPU; torch's own products are better for more."""
+"""Rows of a replayed pass on a CPU; other products are better for more."""
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries, keys and values of new rows, each [B, T, heads, D]."""

@@ -15,6 +15,9 @@
 
 namespace specattn {
 
+// Of a block of keys, by some rows together.
+enum class Seen { kNothing, kSome, kAll };
+
 // In tiles of kTile rows per head.
 template <class Isa, class Elem>
 struct PackedRows {
@@ -64,17 +67,22 @@ struct PackedRows {
     }
   }
 
-  // Spreads the words of the rows over the lanes of a tile; false where nothing is visible.
-  bool mask(const uint64_t* words, int64_t tile, TileMask& spread) const {
-    uint64_t any = 0;
+  // What the rows of a tile see of a block that not every row of the task sees whole; the words of
+  // the rows are spread over the lanes of the tile.
+  Seen seen(const Block& block, const uint64_t* words, int64_t tile, TileMask& spread) const {
+    if (block.full) return Seen::kAll;
+    const uint64_t whole = ~uint64_t{0} >> (kBlock - block.keys);
+    uint64_t any = 0, all = whole;
     const int64_t g = a.group();
     for (int i = 0; i < tile_rows(tile); ++i) {
-      const uint64_t word = tile + i < count ? words[(tile + i) / g] : 0;
+      const bool exists = tile + i < count;
+      const uint64_t word = exists ? words[(tile + i) / g] : 0;
       spread.low[i] = static_cast<uint32_t>(word);
       spread.high[i] = static_cast<uint32_t>(word >> 32);
       any |= word;
+      if (exists) all &= word;
     }
-    return any != 0;
+    return any == 0 ? Seen::kNothing : all == whole ? Seen::kAll : Seen::kSome;
   }
 
  private:
@@ -93,6 +101,10 @@ struct PackedRows {
     const int64_t step = tile_rows(tile);
     if (Isa::template Dot<Elem>::kPair == 1 && !kTiles<Isa, Elem>) {
       for (int d = 0; d < D; ++d) to[d * step] = convert(to_float(q[d]));
+      return;
+    }
+    if (a.scale > 0) {  // as it is
+      for (int u = 0; u < D / 2; ++u) std::memcpy(to + u * step, q + 2 * u, 4);
       return;
     }
     for (int u = 0; u < D / 2; ++u) {

@@ -149,7 +149,8 @@ class VectorProducts {
     prefetch.spread(tile_steps<Isa>(rows_.plan.rows, block.keys, columns));
     for (int64_t tile = 0; tile < rows_.plan.rows; tile += kTile) {
       const int rows = rows_.tile_rows(tile);
-      if (!block.full && !rows_.mask(step.words[0], tile, mask_)) continue;
+      const Seen seen = rows_.seen(block, step.words[0], tile, mask_);
+      if (seen == Seen::kNothing) continue;
       const auto score = [&](const auto& copy) {
         score_tile<Isa, Dot>(rows_.queries(head, tile), rows, k, block.keys, D / kPair, scratch.s,
                              prefetch, copy);
@@ -168,7 +169,7 @@ class VectorProducts {
       if (collector_.wants(block)) {
         collector_.add(block, 0, block.keys, head, tile, {scratch.s, 1, kTile});
       }
-      if (!block.full) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
+      if (seen == Seen::kSome) mask_logits<Isa>(scratch.s, rows, 0, block.keys, mask_);
       softmax_tile<Isa, Dot>(scratch.s, rows, block.keys, rows_.scale, state.m + tile,
                              state.l + tile, scratch.alpha, scratch.p, scaled ? v_scales : nullptr);
       const int used = static_cast<int>(std::min<int64_t>(rows, rows_.count - tile));

@@ -102,7 +102,8 @@ class MatrixProducts {
       const Block& block = step.blocks[i];
       const int begin = i * kBlock;
       const int end = begin + static_cast<int>(round_up(block.keys, Isa::kDepth));
-      if (!block.full && !rows_.mask(step.words[i], tile, mask_)) {
+      seen_ = rows_.seen(block, step.words[i], tile, mask_);
+      if (seen_ == Seen::kNothing) {
         multiply_values();
         first = last = end;
         continue;
@@ -143,7 +144,7 @@ class MatrixProducts {
     if (a.softcap != 0) cap_logits<Isa>(s, rows, keys, kTile, rows_.logit_scale, a.softcap);
     if (collects_ && collector_.wants(block))
       collector_.add(block, at, keys, head, tile, {s, 1, kTile});
-    if (!block.full) mask_logits<Isa>(s, rows, at % kBlock, keys, mask_);
+    if (seen_ == Seen::kSome) mask_logits<Isa>(s, rows, at % kBlock, keys, mask_);
     std::fill(s + keys * kTile, s + padded * kTile, -kInf);
   }
 
@@ -165,6 +166,7 @@ class MatrixProducts {
   Collector<Isa, Elem> collector_;
   StridedRows keys_ = {}, values_ = {};
   TileMask mask_;
+  Seen seen_ = Seen::kAll;  // of the block that is scored, by the rows of the tile
 };
 
 }  // namespace specattn

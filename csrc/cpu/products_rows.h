@@ -2,8 +2,10 @@
 //
 // A few rows leave time for little but reading, so keys go by in the order of their addresses, a
 // few tokens at a time: heads lie side by side there, and the processor reads ahead along every
-// token. The next block is prefetched into the L2 cache alone: what the L1 cache waits for from
-// memory would hold up what it takes from L2.
+// token. A block's values are prefetched beside its scores, the next block's keys beside its
+// values: no further, since what all heads of a block hold together may fill half of an L2 cache.
+// And into L2 alone: what the L1 cache waits for from memory would hold up what it takes from
+// there.
 #pragma once
 
 #include "collect.h"
@@ -41,7 +43,7 @@ class RowProducts {
       const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
       for (int n = 0; n < step.keys; n += Few::kKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next, next.k, head * next.k_head, n, Few::kKeys, rows_.D);
+          if (!step.v_in_k) look_ahead(step, step.v, head * step.v_head, n, Few::kKeys, rows_.Dv);
           const char* k[Few::kKeys];
           addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
           few_.score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
@@ -51,9 +53,7 @@ class RowProducts {
       for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
       for (int n = 0; n < step.keys; n += Few::kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
-          if (!next.v_in_k) {
-            look_ahead(next, next.v, head * next.v_head, n, Few::kValueKeys, rows_.Dv);
-          }
+          look_ahead(next, next.k, head * next.k_head, n, Few::kValueKeys, rows_.D);
           const char* v[Few::kValueKeys];
           const int keys = std::min(Few::kValueKeys, step.keys - n);
           addresses(step, step.v, head * step.v_head, n, Few::kValueKeys, v);

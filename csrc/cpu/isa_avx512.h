@@ -358,6 +358,19 @@ struct Avx512Bf16::Dot<bf16> {
     return _mm512_or_si512(lane, _mm512_slli_epi32(high, 16));
   }
 };
+
+// For processors that multiply two whole vectors in a cycle, and load two: there products that load
+// their own unit wait for loads. One load serves all products that take it; the bits are the same.
+struct Avx512Bf16Wide : Avx512Bf16 {
+  template <class Elem>
+  struct Dot : Avx512Bf16::Dot<Elem> {
+    static V dot_at(V acc, V a, const void* unit) {
+      V loaded = broadcast(unit);
+      asm("" : "+v"(loaded));  // a compiler would give it back to the products
+      return Avx512Bf16::Dot<Elem>::dot(acc, a, loaded);
+    }
+  };
+};
 #endif
 
 }  // namespace specattn

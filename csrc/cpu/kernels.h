@@ -74,6 +74,7 @@ const Kernels& generic_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+const Kernels& avx512_bf16_wide_kernels();  // the same bits, for wider processors
 const Kernels& amx_kernels();
 const Kernels& amx_fp16_kernels();
 

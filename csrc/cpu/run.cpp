@@ -44,6 +44,16 @@ bool multiplies_fp16_tiles() {
 }
 #endif
 
+#if defined(__x86_64__)
+// Whether two products and two loads of whole vectors take a cycle: AMD's from Zen 5 on.
+bool is_wide() {
+  constexpr unsigned kZen5 = 0x1a;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= kZen5;
+}
+#endif
+
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -61,7 +71,9 @@ std::vector<const Kernels*> available() {
   }
   // There a pairwise product takes as long as four float ones, and does the work of two.
   const bool slow_pairs = __builtin_cpu_is("intel");
-  if (bf16 && !slow_pairs) found.push_back(&avx512_bf16_kernels());
+  if (bf16 && !slow_pairs) {
+    found.push_back(is_wide() ? &avx512_bf16_wide_kernels() : &avx512_bf16_kernels());
+  }
   if (avx512) found.push_back(&avx512_kernels());
   if (bf16 && slow_pairs) found.push_back(&avx512_bf16_kernels());
   if (avx2) found.push_back(&avx2_kernels());

@@ -44,16 +44,6 @@ bool multiplies_fp16_tiles() {
 }
 #endif
 
-#if defined(__x86_64__)
-// Whether two products and two loads of whole vectors take a cycle: AMD's from Zen 5 on.
-bool is_wide() {
-  constexpr unsigned kZen5 = 0x1a;
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
-  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= kZen5;
-}
-#endif
-
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -93,6 +83,18 @@ const Kernels& chosen_kernels() { return *chosen(); }
 
 int useful_threads(int64_t work, int64_t tasks, int threads) {
   return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
+}
+
+bool is_wide() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  constexpr unsigned kZen5 = 0x1a;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= kZen5;
+#else
+  return false;
+#endif
 }
 
 std::vector<std::string> isas() {

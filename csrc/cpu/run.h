@@ -26,6 +26,7 @@ int useful_threads(int64_t work, int64_t tasks, int threads);
 
 // Code paths that this processor has, best first; the first is used unless another is forced.
 std::vector<std::string> isas();
+bool is_wide();  // whether two products and loads of 512 bits take a cycle: AMD from Zen 5 on
 std::string isa();
 void use_isa(const std::string& name);  // throws std::invalid_argument
 

@@ -102,6 +102,7 @@ void add_graph(PyObject* module) {
 PyMethodDef functions[] = {
     function<&isas>("isas", "Code paths that this processor has, best first."),
     function<&isa>("isa", "The code path in use."),
+    function<&is_wide>("is_wide", "Whether two products and loads of 512 bits take a cycle."),
     function<&use_isa>("use_isa", "Force a code path, for tests and comparisons.", "name"),
     function<&read_bytes>(
         "read",

@@ -74,7 +74,7 @@ const Kernels& generic_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
-const Kernels& avx512_bf16_wide_kernels();  // the same bits, for wider processors
+void attend_wide(Kernels&);  // by AVX512-BF16: the same bits, for processors that are `is_wide`
 const Kernels& amx_kernels();
 const Kernels& amx_fp16_kernels();
 

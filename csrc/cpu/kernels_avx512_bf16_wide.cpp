@@ -10,13 +10,8 @@
 
 namespace specattn {
 
-const Kernels& avx512_bf16_wide_kernels() {
-  static const Kernels kernels = [] {
-    Kernels all = avx512_bf16_kernels();
-    all.attend[static_cast<int>(Dtype::kBFloat16)] = attend<Avx512Bf16Wide, bf16>;
-    return all;
-  }();
-  return kernels;
+void attend_wide(Kernels& kernels) {
+  kernels.attend[static_cast<int>(Dtype::kBFloat16)] = attend<Avx512Bf16Wide, bf16>;
 }
 
 }  // namespace specattn

@@ -62,7 +62,12 @@ std::vector<const Kernels*> available() {
   // There a pairwise product takes as long as four float ones, and does the work of two.
   const bool slow_pairs = __builtin_cpu_is("intel");
   if (bf16 && !slow_pairs) {
-    found.push_back(is_wide() ? &avx512_bf16_wide_kernels() : &avx512_bf16_kernels());
+    static const Kernels kernels = [] {
+      Kernels all = avx512_bf16_kernels();
+      if (is_wide()) attend_wide(all);
+      return all;
+    }();
+    found.push_back(&kernels);
   }
   if (avx512) found.push_back(&avx512_kernels());
   if (bf16 && slow_pairs) found.push_back(&avx512_bf16_kernels());

@@ -85,10 +85,12 @@ class Prompts:
         generator = torch.Generator(kind.device).manual_seed(0)
         sizes = (1, rows, q_heads), (1, keys, kv_heads), (1, keys, kv_heads)
         q, k, v = (
-            torch.randn(*size, kind.head_dim, generator=generator, device=kind.device)
+            torch.randn(
+                *size, kind.head_dim,
+                generator=generator, device=kind.device, dtype=torch.float32,
+            ).to(kind.dtype)
             for size in sizes
-        )
-        q, k, v = (x.to(kind.dtype) for x in (q, k, v))
+        )  # fmt: skip
         how: Any = {"softmax_scale": kind.softmax_scale, "window": kind.window}
         how["softcap"] = kind.softcap
         before = torch.full((1,), keys - rows, dtype=torch.int32, device=kind.device)

@@ -53,7 +53,11 @@ class AutoInVllm(study.Study):
         """Add how many requests run at once."""
         parser.add_argument("--at-once", type=arguments.number, default=1, metavar="N")
         parser.add_argument(
-            "--only", action="append", choices=("Plugin", *DRAFTERS), metavar="NAME"
+            "--only",
+            action="append",
+            choices=("Plugin", *DRAFTERS),
+            metavar="NAME",
+            help="beside vLLM and Auto",
         )
 
     def __init__(self, options: Any):
@@ -77,7 +81,7 @@ class AutoInVllm(study.Study):
                 engine, f"{name} auto", {"requests": self.options.at_once, **given}
             )
             for name, (engine, given) in compared.items()
-            if name == "vLLM" or name in wanted
+            if name in ("vLLM", "Auto") or name in wanted
         }
 
     def measure(self, place: Record) -> Iterator[Record]:
@@ -127,7 +131,7 @@ class AutoInVllm(study.Study):
     def row(self, record: Record) -> tuple[str, ...]:
         """Return how `Auto` stands to plain vLLM, and to the best other engine."""
         took = dict(record["ms_per_token"])
-        own = took.pop("Auto", next(reversed(took.values())))
+        own = took.pop("Auto")
         best = min(took, key=lambda name: took[name])
         return (
             size(record["context"]),

@@ -242,8 +242,7 @@ class Pacer:
             own = self.of_lookups()[rows]
             without, found = best, Choice(None, NONE, rows, fmean(promised), own)
             best = max(best, found, key=self._rate)
-            saved = best.seconds * self._rate(best) / self._rate(without) - best.seconds
-            self._saved(saved)
+            self._saved(best.seconds * (self._rate(best) / self._rate(without) - 1))
         rate = self._rate(best)
         if depth > 0:
             self.compared, self.best_rate = (best, nothing), rate

@@ -3,6 +3,8 @@
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count. The fastest of its first three rounds stands
 for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
+What moves that moves all other shapes alike: machines slow down and texts grow for all of them, and
+what has not run since would else be compared by times of another hour.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from collections import deque
 from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ PASS = "pass"
 """The kind of passes that hand out nothing beside logits and features."""
 
 _EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
-_NEWS = 1.1  # times that a figure changes by, from which on it is looked at again
+_NEWS = 1.05  # times that a figure moves by, or it stays
 _LEAST = 1e-9  # seconds
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 _log = logging.getLogger(__name__)
@@ -41,15 +42,13 @@ _log = logging.getLogger(__name__)
 class Costs:
     """Seconds by kind and size: of passes by rows of the batch, of a drafter's drafts by effort.
 
-    With a `file`, those of an earlier process are the first guess. `changes` counts changes,
-    `news` those that are worth choosing anew for.
+    With a `file`, those of an earlier process are the first guess. `changes` counts changes.
     """
 
     def __init__(self, file: Path | None = None, former: Costs | None = None):
-        self.file, self.changes, self.news, self._kept = file, 0, 0, 0
+        self.file, self.changes, self._kept = file, 0, 0
         self.seconds = dict[tuple[str, Any], float]()
         self._recent = dict[tuple[str, Any], deque[float]]()
-        self._told = dict[tuple[str, Any], float]()
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
@@ -65,9 +64,9 @@ class Costs:
 
     def keep(self) -> None:
         """Keep what is known for later processes, if there is a file for it."""
-        if self.file is not None and self.news != self._kept:
+        if self.file is not None and self.changes != self._kept:
             rows = [[*shape, s] for shape, s in self.seconds.items()]
-            cache, self._kept = self.file.parent.parent, self.news
+            cache, self._kept = self.file.parent.parent, self.changes
             keep(cache, self.file, lambda path: path.write_text(json.dumps(rows)))
 
     def plain(self, requests: int) -> float:
@@ -77,37 +76,39 @@ class Costs:
 
     def is_steady(self, requests: int) -> bool:
         """Whether rounds that draft nothing were met often enough."""
-        shape = PASS, requests
-        recent = self._recent.get(shape)
-        return shape in self.seconds and (recent is None or len(recent) >= _EARLY)
+        return len(self._recent.get((PASS, requests), ())) >= _EARLY
 
     def follow(self, shape: tuple[str, Any], seconds: float) -> None:
         """Let a measured time move what is known."""
-        if (recent := self._recent.get(shape)) is None:
-            recent = self._recent[shape] = deque(maxlen=_RECENT)
-            if shape in self.seconds:
-                recent += [self.seconds[shape]] * _EARLY
-            elif shape[0].startswith(PASS) and len(self.table(PASS)[0]) and not self.cold:
-                # One slow round ends nothing.
-                recent.append(2 * float(self.of_passes(shape[0], np.array(shape[1]))))
+        recent = self._recent.setdefault(shape, deque(maxlen=_RECENT))
+        first = not recent and shape not in self.seconds
+        if first and shape[0].startswith(PASS) and len(self.table(PASS)[0]) and not self.cold:
+            # One slow round ends nothing.
+            recent.append(2 * float(self.of_passes(shape[0], np.array(shape[1]))))
         recent.append(seconds)
         if not (self.cold and self.seconds and shape not in self.seconds and len(recent) < _EARLY):
-            self._set(shape, min(recent) if len(recent) <= _EARLY else median_low(recent))
-        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
-            recent.extend([min(recent)] * _EARLY)
+            self._set(shape, sorted(recent)[max(0, len(recent) - _EARLY)])
 
     def _set(self, shape: tuple[str, Any], seconds: float) -> None:
-        seconds = self.seconds[shape] = max(seconds, _LEAST)  # a clock may not see it
+        seconds = max(seconds, _LEAST)  # a clock may not see it
+        moved = seconds / self.seconds.get(shape, math.inf)
+        if 1 / _NEWS < moved < _NEWS:
+            return
         self.changes += 1
-        if not 1 / _NEWS < seconds / self._told.get(shape, math.inf) < _NEWS:
-            self._told[shape], self.news = seconds, self.news + 1
+        self.seconds[shape] = seconds
+        for other in self.seconds if len(self._recent[shape]) == _RECENT else ():
+            if other != shape:
+                self.seconds[other] *= moved
+                self._recent[other] = deque((moved * s for s in self._recent[other]), _RECENT)
 
     def table(self, kind: str) -> tuple[Any, Any]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
         if kind not in self._tables or self._tables[kind][0] != self.changes:
             known = sorted((size, s) for (of, size), s in self.seconds.items() if of == kind)
             rows, seconds = zip(*known, strict=True) if known else ((), ())
-            self._tables[kind] = self.changes, np.array(rows), np.array(seconds)
+            # More rows take no less: what seems to was disturbed.
+            least = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]
+            self._tables[kind] = self.changes, np.array(rows), least
         return self._tables[kind][1:]
 
     def of_passes(self, kind: str, rows: Any, beyond: float = math.inf, a_row: float = 0.1) -> Any:
@@ -150,21 +151,22 @@ class Costs:
                 if not (math.isfinite(seconds) and seconds > 0):
                     raise ValueError(f"{seconds} seconds")
                 self.seconds[str(kind), given] = float(seconds)
+                self._recent[str(kind), given] = deque([float(seconds)] * _EARLY, _RECENT)
         except (OSError, ValueError, TypeError) as error:
-            self.seconds = {}
+            self.seconds, self._recent = {}, {}
             _log.warning("%s is no table of costs and is not used: %s", file, error)
 
 
 class Ledger:
     """What all runs of a model share: `elapsed`, the seconds that they have decoded.
 
-    `capture` is what it took last to capture or record a shape, `tried` the time when a drafter was
-    last tried that seemed to lose.
+    `capture` is what it took last to capture or record a shape, `tried` the time when a drafter, an
+    effort of it or any (`NONE`), was last tried that seemed to lose.
     """
 
     def __init__(self, capture: float) -> None:
         self.elapsed = 0.0
-        self.tried = dict[str, float]()
+        self.tried = dict[tuple[str, Effort], float]()
         self.capture = capture
 
 

@@ -91,7 +91,7 @@ class Share(FixedSize):
         make = lambda: gains(self.efforts, sizes, greedy)  # noqa: E731
         self.gains: Any = Model.of(context.target.model).recall(key, make)
         self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late ...
-        self.found = dict[tuple[int, Effort | None], Choice]()  # ... and the best by that
+        self.found = dict[int, list[Choice]]()  # ... and what fits by that, by depth
         self.deepest = int(self.depths.max())
         self.alone, self.pacer = True, Pacer(context, [self])
 

@@ -154,7 +154,7 @@ class Pacer:
     def _known(self) -> Any:
         """Return what changes with what is known of costs, and with what has yet to be captured."""
         costs, met = self.costs, len(self.met)
-        return id(costs), costs.news, met, self.requests, self._turn // _SETTLED
+        return id(costs), costs.changes, met, self.requests, self._turn // _SETTLED
 
     def _new(self, kind: str, size: Any, tries: float | None = None) -> float:
         """Return the seconds that a shape takes besides, if it is new: to capture.
@@ -249,17 +249,11 @@ class Pacer:
         looks = self._turn - self._looked >= _LOOKS
         self._looked = self._turn if looks else self._looked
         for share in self.shares if looks else ():
-            other = self._best(share, depth, promised, best if best.name == share.title else None)
-            loss = (other.seconds - other.tokens / rate) * len(self.shares)
-            loss += self._new(share.kind, other.rows * self.requests)
-            loss += self._new(share.name, other.effort)
-            since = self.ledger.elapsed - self.ledger.tried.get(share.name, 0.0)
-            if other.effort != NONE and loss < AGAIN * since:
-                self.ledger.tried[share.name] = self.ledger.elapsed
+            if other := self._due(share, depth, best, rate):
                 return other
-        loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get("", 0.0)
+        loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get(("", NONE), 0.0)
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
-            self.ledger.tried[""] = self.ledger.elapsed
+            self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
         if best is nothing:  # half as long as that was so
             self._held = int(np.clip((self._turn - self._drafted) / 2, *_HOLDS))
@@ -273,33 +267,51 @@ class Pacer:
         if self.saves is not None:
             self.saves += (seconds - self.saves) / 8
 
-    def _best(
-        self, share: Share, depth: int, promised: Sequence[float] = (), below: Choice | None = None
-    ) -> Choice:
-        """Return the best that a drafter offers: beyond the effort of `below`, if that is given."""
-        seconds, deep = self.seconds(share), min(depth, share.deepest)
-        beyond = None if below is None else below.effort
-        if (deep, beyond) not in share.found:
-            share.found[deep, beyond] = self._fastest(share, seconds, deep, beyond)
-        found = share.found[deep, beyond]
+    def _best(self, share: Share, depth: int, promised: Sequence[float] = ()) -> Choice:
+        """Return the best that a drafter offers."""
+        offers = self._offers(share, depth)
+        found = max(offers, key=self._rate, default=Choice(share.title, NONE, 1, 0.0, 1.0))
         if not promised or found.tokens < min(promised):
             return found
         # Requests to which more is promised draft that.
         return found._replace(tokens=fmean(max(found.alone, one) for one in promised))
 
-    def _fastest(self, share: Share, seconds: Any, depth: int, beyond: Effort | None) -> Choice:
-        """Return the best of a drafter's efforts that fit: of those beyond one, if it is given."""
-        table = share.gains.table
-        fits = share.depths <= max(depth, int(share.depths.min()))
-        if beyond is not None:
-            wider = [one.width > beyond.width or one.depth > beyond.depth for one in share.efforts]
-            fits = fits & wider
-        rates = np.where(fits[:, None] & (depth > 0), self.together(1 + table) / seconds, 0.0)
-        at, size = np.unravel_index(rates.argmax(), rates.shape)
-        if not rates[at, size]:
-            return Choice(share.title, NONE, 1, 0.0, 1.0)
-        tokens, taken = 1 + float(table[at, size]), float(seconds[at, size])
-        return Choice(share.title, share.efforts[at], int(share.sizes[size]), tokens, taken, tokens)
+    def _offers(self, share: Share, depth: int) -> list[Choice]:
+        """Return a drafter's efforts that fit, each with the rows that suit it best."""
+        seconds, depth = self.seconds(share), min(depth, share.deepest)
+        if depth not in share.found:
+            table, depths = share.gains.table, share.depths
+            sizes = (self.together(1 + table) / seconds).argmax(1).tolist()
+            fits = np.flatnonzero(depths <= max(depth, depths.min())) if depth > 0 else ()
+            share.found[depth] = [
+                Choice(share.title, share.efforts[n], int(share.sizes[size]), tokens, taken, tokens)
+                for n in fits
+                for size, tokens in [(sizes[n], 1 + float(table[n, sizes[n]]))]
+                if (taken := float(seconds[n, size])) < np.inf
+            ]
+        return share.found[depth]
+
+    def _due(self, share: Share, depth: int, best: Choice, rate: float) -> Choice | None:
+        """Return a draft that seems to lose and is due again: the one that waits longest.
+
+        Of the drafter that is best those that are wider or deeper, which tell of it too.
+        """
+        tried, now = self.ledger.tried, self.ledger.elapsed
+        within = best.effort if best.name == share.title else Effort(-1, -1)
+        since = now - tried.get((share.name, NONE), 0.0)
+
+        def may(one: Choice) -> bool:
+            if one.effort.width <= within.width and one.effort.depth <= within.depth:
+                return False
+            new = self._new(share.kind, one.rows * self.requests)
+            new += self._new(share.name, one.effort)
+            return (one.seconds - one.tokens / rate) * len(self.shares) + new < AGAIN * since
+
+        found = filter(may, self._offers(share, depth))
+        other = min(found, key=lambda one: tried.get((share.name, one.effort), 0.0), default=None)
+        if other is not None:
+            tried[share.name, NONE] = tried[share.name, other.effort] = now
+        return other
 
     def begin(self, rows: int, share: Share | None = None, effort: Effort = NONE) -> None:
         """Note that a pass of `rows` rows of each request begins, behind drafting an effort."""

@@ -3,8 +3,8 @@
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count. The fastest of its first three rounds stands
 for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
-What moves that moves all other shapes alike: machines slow down and texts grow for all of them, and
-what has not run since would else be compared by times of another hour.
+What moves that of a pass moves all other shapes alike: machines slow down and texts grow for all of
+them, and what has not run since would else be compared by times of another hour.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -85,18 +86,23 @@ class Costs:
         if first and shape[0].startswith(PASS) and len(self.table(PASS)[0]) and not self.cold:
             # One slow round ends nothing.
             recent.append(2 * float(self.of_passes(shape[0], np.array(shape[1]))))
+        known = len(recent) == _RECENT
         recent.append(seconds)
+        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
+            recent.extend([min(recent)] * _EARLY)
+        seconds = median_low(recent) if len(recent) == _RECENT else min(recent)
         if not (self.cold and self.seconds and shape not in self.seconds and len(recent) < _EARLY):
-            self._set(shape, sorted(recent)[max(0, len(recent) - _EARLY)])
+            self._set(shape, seconds, known and shape[0].startswith(PASS))
 
-    def _set(self, shape: tuple[str, Any], seconds: float) -> None:
+    def _set(self, shape: tuple[str, Any], seconds: float, of_all: bool = False) -> None:
+        """Set what a shape takes; `of_all` others change alike."""
         seconds = max(seconds, _LEAST)  # a clock may not see it
         moved = seconds / self.seconds.get(shape, math.inf)
         if 1 / _NEWS < moved < _NEWS:
             return
         self.changes += 1
         self.seconds[shape] = seconds
-        for other in self.seconds if len(self._recent[shape]) == _RECENT else ():
+        for other in self.seconds if of_all else ():
             if other != shape:
                 self.seconds[other] *= moved
                 self._recent[other] = deque((moved * s for s in self._recent[other]), _RECENT)
@@ -151,7 +157,7 @@ class Costs:
                 if not (math.isfinite(seconds) and seconds > 0):
                     raise ValueError(f"{seconds} seconds")
                 self.seconds[str(kind), given] = float(seconds)
-                self._recent[str(kind), given] = deque([float(seconds)] * _EARLY, _RECENT)
+                self._recent[str(kind), given] = deque([seconds] * _RECENT, _RECENT)
         except (OSError, ValueError, TypeError) as error:
             self.seconds, self._recent = {}, {}
             _log.warning("%s is no table of costs and is not used: %s", file, error)

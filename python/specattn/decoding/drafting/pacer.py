@@ -39,7 +39,7 @@ AGAIN = 0.005
 
 _UNTIMED, _GROWS = 17, 4.0  # on a CPU: rows chosen at first, and times the most rows so far
 _CPU_ROW, _GPU_ROW = 0.1, 0.01  # what another row takes, of one, before several were met
-_HOLDS, _LOOKS = (8, 64), 4  # least and most rounds that nothing is taken to pay; between looks
+_HOLDS, _LOOKS = 0.06, 4  # most seconds that nothing is taken to pay; rounds between looks
 _SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
 _TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
@@ -80,8 +80,8 @@ class Pacer:
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
         self.best_rate = 0.0
-        self._asked, self._idle, self._held, self._turn, self._looked = 0.0, 0, 0, 0, 0
-        self._drafted = 0  # the last turn that did
+        self._asked, self._idle, self._turn, self._looked = 0.0, 0, 0, 0
+        self._drafted = self._until = self.ledger.elapsed  # when a round did last; may next
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._place: tuple[int, int] | None = None
@@ -159,31 +159,30 @@ class Pacer:
     def _new(self, kind: str, size: Any, tries: float | None = None) -> float:
         """Return the seconds that a shape takes besides, if it is new: to capture.
 
-        Of a draft that was never timed, to try too, and for others that are tried in vain.
+        With what `tries` take, of a drafter that was never timed, and for others tried in vain.
         """
         takes = 0.0 if (kind, size) in self.met else self.ledger.capture
-        if tries is None or (kind, size) in self.costs.seconds:
-            return takes
-        return _DOUBT * (takes + tries)
+        return takes if tries is None else _DOUBT * (takes + tries)
 
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes].
 
         With its share, by the tokens that the run has left, of what new shapes take besides.
         """
-        known = self._known()
-        if share.memo[0] == known:
+        now = self._known()
+        if share.memo[0] == now:
             return share.memo[1]
         level = share.level * self.costs.plain(self.requests)
         taken, new = np.zeros((2, len(share.efforts), 1))
+        known = any((share.name, effort) in self.costs.seconds for effort in share.efforts)
         for row, effort in enumerate(share.efforts if share.run is not None else ()):
             taken[row] = guess = self.costs.guess(share.name, effort, level, self.a_row)
-            new[row] = self._new(share.name, effort, _TRIES * guess)
+            new[row] = self._new(share.name, effort, None if known else _TRIES * guess)
         rows = (share.sizes * self.requests).tolist()
         new = new + [self._new(share.kind, n) * (n > self.requests) for n in rows]
         found = taken + self.passes(share.kind, share.sizes)
         found += new * (1 + share.gains.table) / self.left
-        share.memo = known, found
+        share.memo = now, found
         share.found.clear()
         return found
 
@@ -233,8 +232,8 @@ class Pacer:
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if promised and not of_use:
             self._saved(0.0)
-        if plain == np.inf or self.calibrates or (self._held > 0 and not of_use):
-            self._held -= 1
+        held = self.ledger.elapsed < self._until and not of_use
+        if plain == np.inf or self.calibrates or held:
             return nothing
         for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
@@ -255,8 +254,9 @@ class Pacer:
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
-        if best is nothing:  # half as long as that was so
-            self._held = int(np.clip((self._turn - self._drafted) / 2, *_HOLDS))
+        if best is nothing:  # half as long as that was so: to choose takes time, too
+            elapsed = self.ledger.elapsed
+            self._until = elapsed + min((elapsed - self._drafted) / 2, _HOLDS)
         return best
 
     def _saved(self, seconds: float) -> None:
@@ -322,7 +322,7 @@ class Pacer:
         if rows == 1:
             self._idle += 1
         else:
-            self._drafted = self._turn
+            self._drafted = self.ledger.elapsed
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
         """Note that it has ended; its drafter learns of the requests that are its `own`."""

@@ -79,7 +79,6 @@ class Pacer:
         self.lookups = Lookups(at_once=_AT_ONCE)
         self.saves: float | None = None  # seconds, by a lookup of late
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
-        self.best_rate = 0.0
         self._asked, self._idle, self._turn, self._looked = 0.0, 0, 0, 0
         self._drafted = self._until = self.ledger.elapsed  # when a round did last; may next
         self._took = dict[str, float]()  # parts of a lookup, in seconds
@@ -244,7 +243,7 @@ class Pacer:
             self._saved(best.seconds * (self._rate(best) / self._rate(without) - 1))
         rate = self._rate(best)
         if depth > 0:
-            self.compared, self.best_rate = (best, nothing), rate
+            self.compared = best, nothing
         looks = self._turn - self._looked >= _LOOKS
         self._looked = self._turn if looks else self._looked
         for share in self.shares if looks else ():

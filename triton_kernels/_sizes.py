@@ -50,9 +50,14 @@ def part_blocks() -> tuple[int, int]:
     return 1024, 1
 
 
+def rank_block(width) -> int:
+    """Return to how many the best ones are padded: few kernels serve trees of all sizes."""
+    return max(16, triton.next_power_of_2(width))
+
+
 def choice_blocks(candidates) -> tuple[int, int]:
     """Return (padded candidates, warps) of one program that chooses: 32 a thread, or fewer."""
-    block = triton.next_power_of_2(candidates)
+    block = max(256, triton.next_power_of_2(candidates))
     return block, min(16, max(1, block // 1024))
 
 

@@ -49,7 +49,7 @@ def _greatest(keys, width, BLOCK_W: tl.constexpr):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["nodes", "width", "parts"])
+@triton.jit(do_not_specialize=["nodes", "width", "parts", "stride_b"])
 def part_kernel(
     logits, keys, sums, nodes, vocabulary, parts, width, stride_b, stride_n,
     BLOCK: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
@@ -72,7 +72,7 @@ def part_kernel(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["nodes", "parts", "width"])
+@triton.jit(do_not_specialize=["nodes", "parts", "width", "stride_b", "stride_n"])
 def node_kernel(
     keys, sums, scores, tokens, paths, nodes, parts, width, stride_b, stride_n,
     BLOCK_P: tl.constexpr, BLOCK: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
@@ -100,7 +100,11 @@ def node_kernel(
     tl.store(paths + row * width + rank, path, mask=rank < width)
 
 
-VARYING = ["candidates", "children", "width", "words", "first", "parent_first", "parent_step"]
+# All that a tree's size decides, so that no draft of another size compiles.
+VARYING = [
+    "candidates", "children", "width", "words", "first", "parent_first", "parent_step",
+    "tokens_stride", "scores_stride", "masks_stride_b", "masks_stride_n",
+]  # fmt: skip
 
 
 # fmt: off
@@ -148,7 +152,7 @@ def children(logits, scores, width):
     """
     B, nodes, vocabulary = logits.shape
     block, num_warps = _sizes.part_blocks()
-    rows, parts, block_w = B * nodes, triton.cdiv(vocabulary, block), _padded(width)
+    rows, parts, block_w = B * nodes, triton.cdiv(vocabulary, block), _sizes.rank_block(width)
     plain = {"device": logits.device}
     keys = torch.empty(rows, parts, width, dtype=torch.int64, **plain)
     sums = torch.empty(rows, parts, 2, dtype=torch.float32, **plain)
@@ -159,7 +163,7 @@ def children(logits, scores, width):
         logits, keys, sums, nodes, vocabulary, parts, width, *strides(logits)[:2],
         BLOCK=block, BLOCK_W=block_w, num_warps=num_warps, **early(logits.device),
     )  # fmt: skip
-    block, num_warps = _sizes.choice_blocks(parts * width)
+    block, num_warps = _sizes.choice_blocks(parts * max(width, 8))
     launch(
         node_kernel, (rows,),
         keys, sums, scores, tokens, paths, nodes, parts, width, *strides(scores),
@@ -204,7 +208,8 @@ def _chosen(tokens, scores, masks, width, first, parent_first, parent_step, chos
         tokens, scores, masks, chosen, best_tokens, best_scores, parents, best_masks,
         candidates, per_node, width, words, first, parent_first, parent_step,
         tokens.stride(0), scores.stride(0), *strides(masks)[:2],
-        BLOCK=block, BLOCK_W=_padded(width), WORDS=_padded(words), num_warps=num_warps,
+        BLOCK=block, BLOCK_W=_sizes.rank_block(width), WORDS=max(2, _padded(words)),
+        num_warps=num_warps,
         **early(tokens.device),
     )  # fmt: skip
     return chosen, best_tokens, best_scores, parents, best_masks

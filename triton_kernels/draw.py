@@ -20,7 +20,7 @@ NOTHING = tl.constexpr(2**31 - 1)  # a place behind all others
 # fmt: off
 @triton.jit(do_not_specialize=["seed", "T", "batch", "parts", "ahead", "depths_stride_b"])
 def best_of_part_kernel(
-    logits, depths, temperatures, places, seed, values, tokens,
+    logits, depths, temperatures, places, values, tokens, seed,
     T, batch, vocabulary, parts, ahead, logits_stride_b, logits_stride_t, depths_stride_b,
     COUNTERS: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):
@@ -160,7 +160,7 @@ def _best_of_parts(logits, depths, ahead, temperatures, places, seed):
     drawn = torch.empty(B * T * parts, dtype=torch.int32, device=logits.device)
     launch(
         best_of_part_kernel, (parts, B * T),
-        logits, depths, temperatures, places, seed, values, drawn,
+        logits, depths, temperatures, places, values, drawn, seed,
         T, B, vocabulary, parts, ahead, *strides(logits)[:2],
         None if depths is None else strides(depths)[0],
         COUNTERS=COUNTERS, SEED_IN_MEMORY=isinstance(seed, torch.Tensor), num_warps=8,

@@ -42,8 +42,8 @@ def store_rows(
 
 
 VARYING = [
-    "num_rows", "T", "k_scale", "v_scale", "ks_stride_p", "ks_stride_s", "ks_stride_h",
-    "vs_stride_p", "vs_stride_s", "vs_stride_h",
+    "num_rows", "T", "slots_stride_b", "k_scale", "v_scale",
+    "ks_stride_p", "ks_stride_s", "ks_stride_h", "vs_stride_p", "vs_stride_s", "vs_stride_h",
 ]  # fmt: skip
 
 

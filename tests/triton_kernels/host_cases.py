@@ -9,6 +9,9 @@ from unittest import mock
 
 import torch
 from specattn.triton_kernels import _configs
+from specattn.triton_kernels.children import best_children
+from specattn.triton_kernels.draw import draw_and_walk
+from specattn.triton_kernels.move_path import move_path
 from tools.ptx.stub_driver import OnGPU, Recorded, on_gpu, stubbed
 
 import specattn
@@ -315,3 +318,56 @@ def variants_after_warmup(**cached):
         for name in ("hybrid", "verify", "gather"):
             _all_sizes(name, **cached)
         return before, stub.variants[before:]
+
+
+def _round(B=1, T=8, depth=4, *, seed=None, warm=False):
+    """Return the arguments of a draw and walk, and of a move behind it."""
+    long, single = {"dtype": torch.int64}, {"dtype": torch.float32}
+    report = ints(B, 4 + depth, **long)
+    tree = ints(B, T, **long), ints(1, T, **long), ints(1, T)
+    warmth = tensor(B, **single) if warm else None
+    nodes = ints(B, depth, **long)
+    drawn = tensor(B, T, 32000), *tree, warmth, ints(2, B, **long), seed, nodes, report
+    return drawn, (tensor(2, 2, B, 64, HEADS, D), nodes, report[:, 2], ints(B))
+
+
+def rounds():
+    """Return how often rounds of every kind, thrice each, ran as they are written, and how many."""
+    kinds = [
+        {"T": T, "seed": seed, "warm": warm}
+        for T, seed, warm in ((8, None, False), (8, 7, False), (9, 2**40, True), (8, -5, True))
+    ]
+    with stubbed():
+        functions = []
+        for prepared in (draw_and_walk, move_path):
+            prepared.plans.clear()
+            function = mock.patch.object(prepared, "function", mock.Mock(wraps=prepared.function))
+            functions.append(function.start())
+        for kind in kinds * 3:
+            drawn, moved = _round(**kind)
+            draw_and_walk(*drawn)
+            move_path(*moved)
+        mock.patch.stopall()
+        for prepared in (draw_and_walk, move_path):
+            prepared.plans.clear()
+    return [function.call_count for function in functions], len(kinds)
+
+
+def variants_of_levels():
+    """Return how many variants of which kernels find the children of trees of all usual sizes."""
+    sizes = itertools.product((1, 2, 3), (1, 2, 3, 5, 8, 10, 16), (1, 4, 8, 10, 16), (0, 40))
+    with stubbed() as stub:
+        for B, nodes, width, before in sizes:
+            words = -(-(before + nodes * (width + 1)) // 64)
+            logits, masks = tensor(B, nodes, 32000), ints(B, nodes, words, dtype=torch.int64)
+            best_children(logits, tensor(B, nodes, dtype=torch.float32), masks, before, width)
+        return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def variants_of_writes():
+    """Return how many variants of which kernels write chunks of prompts and the rows of passes."""
+    with stubbed() as stub:
+        for B, T in itertools.product((1, 2, 3), (1, 2, 7, 16, 33, 100, 2048)):
+            new, cache = tensor(B, T, HEADS, D), tensor(B, 4096, HEADS, D)
+            specattn.write_kv(new, new, cache, cache, ints(B, T, dtype=torch.int64))
+        return Counter(kernel for kernel, *_ in stub.variants)

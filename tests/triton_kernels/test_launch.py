@@ -46,6 +46,25 @@ def test_a_result_that_is_added_to_has_a_plan_of_its_own(compiler_process):
     assert as_written == 4
 
 
+def test_rounds_are_planned(compiler_process):
+    """Drawn greedily and by seeds of any size, of 32 bits and of 64: each kind is planned once."""
+    (drawn, moved), kinds = compiler_process(host_cases.rounds)
+    assert drawn == kinds
+    assert moved == 1
+
+
+def test_few_variants_serve_the_levels_of_all_trees(compiler_process):
+    """A draft that grows or shrinks would wait for each."""
+    counts = compiler_process(host_cases.variants_of_levels)
+    assert counts["part_kernel"] == 1
+    assert counts["node_kernel"] == 2  # up to 8 children of a node, and more
+    assert counts["choose_kernel"] <= 2 * 3  # up to 256 candidates, and more; words of a mask
+
+
+def test_one_variant_writes_rows_of_any_number(compiler_process):
+    assert compiler_process(host_cases.variants_of_writes) == {"write_kv_kernel": 1}
+
+
 def test_three_variants_serve_layers_of_one_width(compiler_process):
     """Of 16, 32 and 64 rows."""
     assert compiler_process(host_cases.variants_of_layers) == {"linear_few_rows_kernel": 3}

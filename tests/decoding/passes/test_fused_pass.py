@@ -13,6 +13,7 @@ import torch
 
 import specattn
 from specattn.blocks import Projection
+from specattn.call_forms import NotServed
 from specattn.decoding import METHODS, generate
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.quantised import quantised
@@ -234,13 +235,22 @@ def test_a_card_without_room_for_a_kernel_runs_the_modules(monkeypatch):
         assert type(Target(model, 2, 48).runner) is GraphRunner
 
 
-def test_rows_for_which_a_card_has_no_room_run_through_the_modules():
+class Declined(TapeGraph):
+    """A graph of a kernel that this machine's Triton compiles wrong."""
+
+    def capture(self, run):
+        """Fail as the launcher does, before it launches one."""
+        raise NotServed("a shape that this Triton miscompiles")
+
+
+@pytest.mark.parametrize("fails", [Cramped, Declined])
+def test_rows_for_which_a_card_has_no_room_run_through_the_modules(fails):
     """Said once; the pass is the modules', and no draft is so large from then on."""
     model, graphs = tiny_model("llama", **FEW), []
     targets, _ = two_targets(model)
 
     def graph():
-        graphs.append(TapeGraph() if not graphs else Cramped())
+        graphs.append(TapeGraph() if not graphs else fails())
         return graphs[-1]
 
     targets[0].runner = runner = CapturedRunner(

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specattn.blocks import Drawing, Graph, Ops, Replayed, captured
+from specattn.call_forms import NotServed
 from specattn.decoding.model.families import transform_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CapturableSelector, Pass, Selection
@@ -77,9 +78,10 @@ class CapturedRunner(KernelRunner):
         try:
             found = super().run(*padded_pass(plan, tokens))
         except Exception as reason:
-            if not (len(self._passes) and type(reason).__module__.startswith("triton.")):
+            theirs = type(reason).__module__.startswith("triton.")
+            if not (len(self._passes) and (theirs or isinstance(reason, NotServed))):
                 raise
-            # Kernels of more rows need more of a multiprocessor's memory.
+            # Kernels of more rows need more of a multiprocessor's memory, or were compiled wrong.
             self.most_rows = tokens.numel() - 1
             words = (
                 f"passes of {tokens.numel()} rows and more run through the model's own, slower "

@@ -253,9 +253,21 @@ def converts_e4m3(device) -> bool:
 
 
 def starts_early(device) -> bool:
-    """Return whether a launch may start before the ones before it have ended, where they let it."""
+    """Return whether a launch may start before the ones before it have ended, where they let it.
+
+    Graphs hold such launches from CUDA 12.3 on.
+    """
     arch = architecture(device)
-    return arch in ("sm_90", "sm_100") and not INTERPRETED.value
+    if arch not in ("sm_90", "sm_100") or INTERPRETED.value:
+        return False
+    return device.type != "cuda" or _cuda_of_driver() >= 12030
+
+
+@lru_cache(None)
+def _cuda_of_driver() -> int:
+    """Return up to which CUDA a GPU's driver serves, as 12030 for 12.3."""
+    asked = getattr(torch._C, "_cuda_getDriverVersion", None)  # builds for CPUs have none
+    return asked() if asked else 13000
 
 
 class HopperConfig(NamedTuple):

@@ -371,3 +371,10 @@ def variants_of_writes():
             new, cache = tensor(B, T, HEADS, D), tensor(B, 4096, HEADS, D)
             specattn.write_kv(new, new, cache, cache, ints(B, T, dtype=torch.int64))
         return Counter(kernel for kernel, *_ in stub.variants)
+
+
+def starts_early(cuda):
+    """Return whether launches may start early by a driver of that CUDA, and offline."""
+    driver = mock.patch.object(_configs, "_cuda_of_driver", return_value=cuda)
+    with driver, _configs.forced(arch="sm_90"):
+        return tuple(_configs.starts_early(torch.device(kind)) for kind in ("cuda", "meta"))

@@ -65,6 +65,12 @@ def test_one_variant_writes_rows_of_any_number(compiler_process):
     assert compiler_process(host_cases.variants_of_writes) == {"write_kv_kernel": 1}
 
 
+@pytest.mark.parametrize(("cuda", "early"), [(12020, False), (12030, True), (13000, True)])
+def test_a_driver_without_such_graphs_starts_nothing_early(compiler_process, cuda, early):
+    """Before CUDA 12.3 graphs do not hold launches that start early: none would be captured."""
+    assert compiler_process(partial(host_cases.starts_early, cuda)) == (early, True)
+
+
 def test_three_variants_serve_layers_of_one_width(compiler_process):
     """Of 16, 32 and 64 rows."""
     assert compiler_process(host_cases.variants_of_layers) == {"linear_few_rows_kernel": 3}

@@ -4,7 +4,7 @@ import torch
 import triton
 
 from .. import gpu_record
-from . import _configs
+from . import _configs, _trial
 from ._combine import combine, partial_states
 from ._eight_bits import FORMS, bytes_of, scale_strides
 from ._launch import collected_strides, early, launch, strides
@@ -110,12 +110,25 @@ def attend(
                 "softmax_scale": softmax_scale, "softcap": softcap, "k_tree": k_tree,
                 "v_tree": v_tree, "tree_mask": tree_mask, "depths": depths,
                 "block_table": block_table, "window": window, "sinks": sinks, "collect": collect,
-                "collect_rows": collect_rows, "collected": collected,
-                "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
+                "collect_rows": collect_rows, "cu_seqlens_q": cu_seqlens_q,
+                "max_seqlen_q": max_seqlen_q,
             }  # fmt: skip
+
+            def on_hopper(out, lse, collected):
+                given = call | {"collected": collected}
+                attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **given)
+
+            def split(out, lse, collected):
+                given = call | {"collected": collected}
+                with _configs.forced(hopper=False):
+                    attend(q, k_cache, v_cache, lengths, out, lse, **given)
+
             if serves(hopper, q, k_cache, v_cache, out, call):
-                attend_on_hopper(hopper, q, k_cache, v_cache, lengths, out, lse, **call)
-                return
+                kernel = "Gluon kernel", hopper[:6], D, q.dtype, collect, page_size > 0
+                results = out, lse, collected
+                if _trial.passes(kernel, results, on_hopper, split):
+                    on_hopper(*results)
+                    return
     if form:
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)

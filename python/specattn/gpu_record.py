@@ -26,6 +26,8 @@ from .files import cache_folder, write_atomically
 SCHEMA = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _FARTHEST = 1.0  # doublings
+_STEPS = 8  # of a 16-bit type: so many apart may results be that round weights and values to it
+_APART = 2e-3  # of results in float32
 _EMPTY: dict[str, Any] = {"schema": SCHEMA, "passed": {}, "fastest": {}}
 # By capability and Triton: what we have seen pass (docs/benchmarks.md, the GPU suite).
 _SEEN = {((9, 0), "3.6"): ("cuda", "gluon", "triton")}
@@ -121,3 +123,23 @@ def _write(record: dict[str, Any]) -> None:
     content = json.dumps(record, indent=1) + "\n"
     write_atomically(path(), lambda partial: partial.write_text(content, encoding="utf-8"))
     _read.cache_clear()
+
+
+def difference(
+    ours: Iterable[torch.Tensor | None], others: Iterable[torch.Tensor | None]
+) -> str | None:
+    """Return how a kernel's results differ from another backend's, or None; waits for both."""
+    for one, other in zip(ours, others, strict=True):
+        if one is None or other is None:
+            continue
+        step = torch.tensor(_APART, dtype=torch.float32, device="cpu")  # 0-dim: of any device
+        same = (one == other) | (one != one) & (other != other)
+        if one.is_floating_point() and one.numel():
+            if one.element_size() == 2:
+                largest = torch.where(other.isfinite(), other, 0).abs().amax().float()
+                step = _STEPS * torch.finfo(one.dtype).eps * largest
+            same |= (one.float() - other.float()).abs() <= step
+        if not bool(same.all()):
+            count = int((~same).sum())
+            return f"{count} of {one.numel()} elements differ from another backend's"
+    return None

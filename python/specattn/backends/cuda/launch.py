@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from ... import gpu_record
 from ...call_forms import NotServed, forms_of, picker
 from .. import select, triton
 from ..backend import written_arguments
@@ -53,8 +54,6 @@ class Trial:
 
 
 _trials: dict[tuple[Program, int], Trial] = {}  # of a program on a device
-_STEPS = 8  # of a 16-bit type: so many apart may results be that round weights and values to it
-_APART = 2e-3  # of results in float32
 
 
 class Planned:
@@ -118,22 +117,9 @@ class Planned:
 
 def _difference(op: str, args: tuple) -> str | None:
     """Return how another backend's results differ from those of a call, or None; waits for both."""
-    written = written_arguments(op)
-    others = {i: torch.empty_like(args[i]) for i in written if args[i] is not None}
+    others = {i: torch.empty_like(args[i]) for i in written_arguments(op) if args[i] is not None}
     select.run_beside("cuda", op, *(others.get(i, x) for i, x in enumerate(args)))
-    for i, other in others.items():
-        one = args[i]
-        step = torch.tensor(_APART, dtype=torch.float32, device="cpu")  # 0-dim: of any device
-        same = (one == other) | (one != one) & (other != other)
-        if one.is_floating_point() and one.numel():
-            if one.element_size() == 2:
-                largest = torch.where(other.isfinite(), other, 0).abs().amax().float()
-                step = _STEPS * torch.finfo(one.dtype).eps * largest
-            same |= (one.float() - other.float()).abs() <= step
-        if not bool(same.all()):
-            count = int((~same).sum())
-            return f"{count} of {one.numel()} elements differ from another backend's"
-    return None
+    return gpu_record.difference([args[i] for i in others], others.values())
 
 
 class Ready:

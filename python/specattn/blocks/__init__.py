@@ -17,7 +17,15 @@ from specattn.blocks.operands import (
     whole,
 )
 from specattn.blocks.ops import TORCH, Ops, followed, rotate, swiglu, top_tokens
-from specattn.blocks.programs import Direct, Graph, Programs, Replayed, captured, recorded
+from specattn.blocks.programs import (
+    Direct,
+    Graph,
+    Programs,
+    Replayed,
+    Size,
+    captured,
+    recorded,
+)
 from specattn.blocks.results import graph_bytes
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "Replayed",
     "Rotated",
     "Rotation",
+    "Size",
     "Store",
     "Unrecognised",
     "angle_tables",

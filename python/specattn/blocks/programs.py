@@ -2,12 +2,15 @@
 
 What is replayed is kept by a key and the shapes of its inputs. Whatever changes from run to run is
 copied to where the recording reads it: nothing else may change, which is why lengths decide inside
-the kernels.
+the kernels. To capture takes as long as many replays, so what was captured for a batch serves
+smaller ones, too: its last requests have no text then.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -20,7 +23,13 @@ from specattn.blocks.ops import TORCH, Ops
 Program = Callable[..., Any]
 """``program(ops, **inputs)``: returns tensors, or tuples of them."""
 
+Size = tuple[int, ...]
+"""Of a program: how many requests it is for, and rows of each if there may be more."""
+
 _MOST_KEPT = 64
+_CAPTURE = 8_000
+"""Rows more in passes that take as long as to capture one: some 0.3 s on an H100 (0.15 to 0.6),
+where 160 take as long as a plain step, 6 ms."""
 
 
 class Programs(Protocol):
@@ -28,10 +37,18 @@ class Programs(Protocol):
 
     in_python: bool
 
-    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+    def run(
+        self,
+        key: Hashable,
+        program: Program,
+        inputs: dict[str, torch.Tensor],
+        batch: int | None = None,
+    ) -> Any:
         """Return what a program returns; where it is replayed, it holds until the next run.
 
-        `key` says what the program depends on beside the shapes of its inputs.
+        `key` says what the program depends on beside the shapes of its inputs. With a `batch`, all
+        but so many requests, by which these shapes differ: they are independent, and the first
+        dimension of every result. One without text, of zeros, may stand behind them.
         """
 
     def beside(self) -> Programs:
@@ -43,7 +60,13 @@ class Direct:
 
     in_python = True
 
-    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+    def run(
+        self,
+        key: Hashable,
+        program: Program,
+        inputs: dict[str, torch.Tensor],
+        batch: int | None = None,
+    ) -> Any:
         """Return what a program returns."""
         return program(TORCH, **inputs)
 
@@ -79,28 +102,87 @@ class Replayed:
         self._tape: Callable[[], Tape]
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._sizes = defaultdict[Hashable, dict[Size, tuple[Any, ...]]](dict)
+        self._padding = defaultdict[tuple[Hashable, Size], int](int)  # rows so far
         self._most = _MOST_KEPT
 
     def __len__(self) -> int:
         """Return how many programs are kept."""
         return len(self._kept)
 
-    def run(self, key: Hashable, program: Program, inputs: dict[str, torch.Tensor]) -> Any:
+    def run(
+        self,
+        key: Hashable,
+        program: Program,
+        inputs: dict[str, torch.Tensor],
+        batch: int | None = None,
+    ) -> Any:
         """Return what a program returns, until the next run."""
-        whole = (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
+        if batch is None or self.in_python:
+            return self.run_as(None, key, program, inputs)
+        size = self.fitting(key, (batch,), (batch,))
+        found = self.run_as(size, key, program, inputs)
+        return found if size == (batch,) else _first(found, batch)
+
+    def run_as(
+        self,
+        size: Size | None,
+        key: Hashable,
+        program: Program,
+        inputs: dict[str, torch.Tensor],
+    ) -> Any:
+        """Return what a program of a size returns, which `fitting` has named: all of it.
+
+        Inputs of fewer requests, or rows, are followed by zeros. None: they have no other size.
+        """
+        kept = None if size is None else self._sizes[key].get(size)
+        whole = kept or (key, *((name, x.shape, x.dtype) for name, x in inputs.items()))
         if (known := self._kept.pop(whole, None)) is not None:
             self._kept[whole] = known  # the last one used stands last
             _copy(inputs, known.inputs)
             known.tape.replay()
             return known.results
         if len(self._kept) >= self._most:
-            del self._kept[next(iter(self._kept))]
+            self._drop_oldest()
         own = {name: self._input(name, x) for name, x in inputs.items()}
         _copy(inputs, own)
         while (made := self._recorded(program, own)) is None:
             self._keep_fewer()
         self._kept[whole] = made
+        if size is not None:
+            self._sizes[key][size] = whole
         return made.results
+
+    def fitting(self, key: Hashable, least: Size, own: Size, most: Size | None = None) -> Size:
+        """Return the size in which a program runs now whose inputs have `least`.
+
+        That is `own`, of which it is kept, or the smallest that is kept already and is at least as
+        large in every part, and at most as `most` in those behind the first: as long as the rows
+        that this adds have not taken what it takes to capture one more.
+        """
+        found = self.kept_size(key, least, own, most)
+        if found is None:
+            return own
+        self._padding[key, own] += math.prod(found) - math.prod(own)
+        return found
+
+    def kept_size(
+        self, key: Hashable, least: Size, own: Size, most: Size | None = None
+    ) -> Size | None:
+        """Return the same where such a program is kept; None where it would be made."""
+        kept = self._sizes[key]
+        if own in kept:
+            return own
+        room = own[1:] if most is None else most[1:]
+        larger = [
+            one
+            for one in kept
+            if all(n >= needed for n, needed in zip(one, least, strict=True))
+            and all(n <= limit for n, limit in zip(one[1:], room, strict=True))
+        ]
+        best = min(larger, key=math.prod, default=own)
+        padding = self._padding[key, own] + math.prod(best) - math.prod(own)
+        return best if best != own and padding <= _CAPTURE else None
 
     def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept | None:
         """Return a program that is kept now; None where there is no memory beside the others."""
@@ -121,7 +203,15 @@ class Replayed:
             warnings.warn("the GPU's memory is full: fewer shapes of passes are kept", stacklevel=3)
         self._most = max(1, len(self._kept) // 2)
         while len(self._kept) >= self._most:
-            del self._kept[next(iter(self._kept))]
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop the program that was used longest ago."""
+        oldest = next(iter(self._kept))
+        del self._kept[oldest]
+        sizes = self._sizes.get(oldest[0], {})
+        for size in [size for size, whole in sizes.items() if whole == oldest]:
+            del sizes[size]
 
     def beside(self) -> Replayed:
         """Return the same way to run others, with memory of its own."""
@@ -136,8 +226,23 @@ class Replayed:
 
 
 def _copy(inputs: dict[str, torch.Tensor], to: dict[str, torch.Tensor]) -> None:
-    """Copy inputs to where a program reads them: on a GPU by few launches."""
-    torch._foreach_copy_([to[name] for name in inputs], list(inputs.values()))
+    """Copy inputs to where a program reads them, with zeros behind: on a GPU by few launches."""
+    places = [to[name] for name in inputs]
+    larger = [own for own, x in zip(places, inputs.values(), strict=True) if own.shape != x.shape]
+    if larger:
+        torch._foreach_zero_(larger)
+        places = [
+            own[tuple(map(slice, x.shape))] for own, x in zip(places, inputs.values(), strict=True)
+        ]
+    torch._foreach_copy_(places, list(inputs.values()))
+
+
+def _first(found: Any, batch: int) -> Any:
+    """Return what was found of the first requests."""
+    if isinstance(found, torch.Tensor):
+        return found[:batch]
+    parts = [_first(one, batch) for one in found]
+    return type(found)(*parts) if hasattr(found, "_fields") else type(found)(parts)
 
 
 def recorded() -> Replayed:

@@ -42,7 +42,6 @@ def recordings(monkeypatch):
 @pytest.fixture
 def captured(monkeypatch):
     """Let targets capture graphs, as they do on a GPU."""
-    monkeypatch.setattr(targets, "most_spare", lambda batch: 8)
     monkeypatch.setattr(
         Target, "_runner", lambda self, model: GraphRunner(model.model, lambda: TapeGraph)
     )

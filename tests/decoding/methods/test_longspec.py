@@ -101,7 +101,7 @@ class Heard(DraftBlock):
 
     in_python = True
 
-    def run(self, key, program, inputs):
+    def run(self, key, program, inputs, batch=None):
         ops = Listening()
         results = program(ops, **inputs)
         self.hear(ops.levels)

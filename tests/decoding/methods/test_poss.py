@@ -98,7 +98,7 @@ class Under(Direct):
     def __init__(self, ops):
         self.ops = ops
 
-    def run(self, key, program, inputs):
+    def run(self, key, program, inputs, batch=None):
         return program(self.ops, **inputs)
 
 

@@ -192,7 +192,8 @@ class PairBlock(ABC):
         sizes = level_sizes(width, children, depth)
         pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
         program = partial(self._grow, sizes, children)
-        levels = self.growing.run((width, depth), program, {"fused": self.root, "pairs": pairs})
+        inputs = {"fused": self.root, "pairs": pairs}
+        levels = self.growing.run((width, depth), program, inputs, len(root))
         return self.candidates(root, levels, sizes, children, width)
 
     def candidates(
@@ -302,7 +303,8 @@ class PairBlock(ABC):
         few = tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING
         inputs = {"tokens": tokens, "features": features}
         inputs |= {"start": self.start.int(), "steps": steps.int()}
-        x = (self.programs if few else Direct()).run("text", self._remember, inputs)
+        programs: Programs = self.programs if few else Direct()
+        x = programs.run(("text", size), self._remember, inputs, len(tokens))
         self.root = _row(x, counts[:, None] - 1)
         self.start, self.most = self.start + counts, 0
         self.accepted.clear()

@@ -27,7 +27,7 @@ from specattn.decoding.model.structure import structure_of
 from specattn.decoding.model.text_model import check_device, text_model
 from specattn.decoding.passes.cached_model import CachedModel, new_cache
 from specattn.decoding.passes.interface import attach
-from specattn.decoding.passes.padding import most_spare
+from specattn.decoding.passes.padding import SPARE
 from specattn.decoding.passes.proving import proved
 from specattn.decoding.passes.replay import Compile, runner_of
 from specattn.decoding.passes.runner import LayerAttention, Runner, Verification
@@ -62,8 +62,8 @@ class Target(CachedModel):
         On one device, or divided over ranks by transformers' plan, of which the cache then holds
         this rank's heads; one that reads more than text decodes text alone (`text_model`).
     batch, capacity : int
-        Requests, and tokens that the cache holds for each; on a GPU up to 32 more, which may be
-        padding (`most_spare`).
+        Requests, and tokens that the cache holds for each; on a GPU `SPARE` more, which may be
+        padding.
     compile : {"auto", "on", "off"}
         Whether passes of few rows are replayed, as kernel calls on a CPU (`KernelRunner`) and as
         CUDA graphs (`CapturedRunner`, else `GraphRunner`), or run through the model's own modules:
@@ -140,7 +140,7 @@ class Target(CachedModel):
         self._structure = proved(model)
         self._lock = threading.Lock()
         self._compile, self._lasting = compile, lasting and lockstep is None
-        spare = most_spare(batch) if model.device.type == "cuda" and lockstep is None else 0
+        spare = SPARE if model.device.type == "cuda" and lockstep is None else 0
         stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
         turned_by = longest if turning_ropes(model.config) else None
         self.workspace = self._workspace(model, batch, capacity + spare, stored, turned_by)

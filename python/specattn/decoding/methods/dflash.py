@@ -159,10 +159,11 @@ class DFlashBlock(PairBlock):
         inputs = {"tokens": tokens, "prefix": self.target.cache.seqlens}
         key = children, depth, self.budget, self.causal, self.block_window
         if self.growing.in_python:
-            best, steps = self.growing.run(key, partial(self._block, children), inputs)
+            best, steps = self.growing.run(key, partial(self._block, children), inputs, len(root))
             paths = best_paths(steps[:, 1 : depth + 1], self.budget)
         else:  # captured with the block: one launch for both
-            best, *found = self.growing.run(key, partial(self._tree, children, depth), inputs)
+            program = partial(self._tree, children, depth)
+            best, *found = self.growing.run(key, program, inputs, len(root))
             paths = Paths(*found)
         at = (1 + paths.levels) * children + paths.ranks
         return Candidates(

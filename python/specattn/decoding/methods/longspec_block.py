@@ -107,7 +107,7 @@ class DraftBlock:
             programs = Direct()
         key = levels, draw is not None, None if drawing is None else drawing.key
         self.memory.draw = draw
-        tree = programs.run(key, partial(self._grow, levels, drawing), inputs)
+        tree = programs.run(key, partial(self._grow, levels, drawing), inputs, len(root))
         self.memory.draw = None  # it holds the target
         none = torch.full_like(root[:, None], -1)
         shape = Tree.grown(

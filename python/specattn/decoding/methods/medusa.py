@@ -131,7 +131,8 @@ class _MedusaDrafter(PacedDrafter):
     def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""
         program = partial(self._best, depth, max(self.widths))
-        found: Any = self.programs.run(depth, program, {"features": self.features})
+        inputs = {"features": self.features}
+        found: Any = self.programs.run(depth, program, inputs, len(self.features))
         return found
 
     def _best(

@@ -225,7 +225,8 @@ class _TokenSwiftDrafter(PacedDrafter):
         if not count:
             return features.new_empty(len(features), 0, self.heads.config.vocab_size)
         program = partial(self._logits, count)
-        logits: torch.Tensor = self.programs.run(count, program, {"features": features})
+        inputs = {"features": features}
+        logits: torch.Tensor = self.programs.run(count, program, inputs, len(features))
         return logits
 
     def _logits(self, count: int, ops: Ops, features: torch.Tensor) -> torch.Tensor:

@@ -198,6 +198,14 @@ class CachedModel:
         plan.capture, plan.reuse_buffers = capture, reuse_buffers
         return self.runner.run(plan, tokens)
 
+    def captured_rows(self, rows: int) -> int | None:
+        """Return in how many rows, all requests together, a pass of `rows` of each would run.
+
+        That is the size of the graph that serves it, of a larger batch perhaps. None: it would be
+        captured first, or there are no graphs.
+        """
+        return self.runner.captured_rows(self.plan(rows))
+
     def draft(
         self,
         tokens: torch.Tensor,

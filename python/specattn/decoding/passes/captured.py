@@ -16,7 +16,7 @@ from specattn.call_forms import NotServed
 from specattn.decoding.model.families import transform_logits
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CapturableSelector, Pass, Selection
-from specattn.decoding.passes.padding import ROWS, padded_pass
+from specattn.decoding.passes.padding import ROWS, captured_rows, fitted
 from specattn.decoding.passes.runner import (
     PLAIN,
     KernelRunner,
@@ -74,9 +74,9 @@ class CapturedRunner(KernelRunner):
         """Run a pass; those of as many rows share a graph, whatever their trees (`padding`)."""
         if tokens.numel() > self.most_rows or self._may_ask(plan):
             return Runner.run(self, plan, tokens)
-        real = slice(plan.rows)
+        key = self._key(plan)
         try:
-            found = super().run(*padded_pass(plan, tokens))
+            found = self._replay(key, *fitted(self._passes, key, plan, tokens))
         except Exception as reason:
             theirs = type(reason).__module__.startswith("triton.")
             if not (len(self._passes) and (theirs or isinstance(reason, NotServed))):
@@ -90,8 +90,11 @@ class CapturedRunner(KernelRunner):
             told = "told", words  # once for all runs of the model
             Model.of(self.model).recall(told, lambda: warnings.warn(words, stacklevel=4))
             return Runner.run(self, plan, tokens)
-        logits, features = found.logits[:, real], found.features[:, real]
-        return found._replace(logits=logits, features=features)
+        return found.of_first(len(tokens), plan.rows)
+
+    def captured_rows(self, plan: Pass) -> int | None:
+        """Return how many rows the graph has that would run such a pass, if there is one."""
+        return captured_rows(self._passes, self._key(plan), plan)
 
     def _may_ask(self, plan: Pass) -> bool:
         """Whether layers choose what they read in a way that no graph can hold."""
@@ -100,7 +103,9 @@ class CapturedRunner(KernelRunner):
         return self.attention.in_python(plan) and not held
 
     def _key(self, plan: Pass) -> Any:
-        return super()._key(plan), getattr(plan.selector, "key", None)
+        selector: Any = plan.selector
+        listed = selector.indices.shape[2:] if isinstance(selector, Selection) else None
+        return super()._key(plan), listed, getattr(selector, "key", None)
 
     def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return super()._inputs(plan, tokens) | _moving([plan.selector], lambda one: one[0])
@@ -138,7 +143,9 @@ class CapturedRunner(KernelRunner):
         key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key, self._key(first)
         self._plan = first
         program = partial(self._chain, how, layers, len(plans))
-        found: torch.Tensor = self._passes.run(key, program, given)
+        # What selectors read may lie by request or not.
+        batch = None if any(name.startswith(_SELECTING) for name in given) else len(root)
+        found: torch.Tensor = self._passes.run(key, program, given, batch)
         del self._plan  # as in `run`
         return found.clone()
 

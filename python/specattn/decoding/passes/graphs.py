@@ -14,7 +14,7 @@ from specattn.blocks import Graph, Ops, captured
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import Pass, Selection
 from specattn.decoding.passes.interface import read_by_head
-from specattn.decoding.passes.padding import ROWS, padded_pass
+from specattn.decoding.passes.padding import ROWS, captured_rows, fitted
 from specattn.decoding.passes.runner import Runner, Verification
 
 
@@ -42,8 +42,8 @@ class GraphRunner(Runner):
         selected = isinstance(plan.selector, Selection)
         if tokens.numel() > self.most_rows or not (plan.selector is None or selected):
             return super().run(plan, tokens)
-        real = slice(plan.rows)
-        plan, tokens = padded_pass(plan, tokens)
+        asked, key = (len(tokens), plan.rows), self._key(plan)
+        plan, tokens, size = fitted(self._passes, key, plan, tokens)
         inputs = {"tokens": tokens, "prefix": plan.prefix}
         moving = {name: getattr(plan, name) for name in ("tree_mask", "depths", "parents")}
         if plan.states is None:
@@ -51,12 +51,20 @@ class GraphRunner(Runner):
         inputs |= {name: x for name, x in moving.items() if x is not None}
         if isinstance(plan.selector, Selection):
             inputs |= plan.selector.inputs
-        own_states = plan.states is plan.cache.states
-        key: Any = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
-        key = *key, plan.feature_layers
         program = partial(self._pass, plan)
-        logits, features, *captured = self._passes.run(key, program, inputs)
-        return self._handed_out(plan, logits[:, real], features[:, real], *captured)
+        found = self._passes.run_as(size, key, program, inputs)
+        return self._handed_out(plan, *found).of_first(*asked)
+
+    def captured_rows(self, plan: Pass) -> int | None:
+        """Return how many rows the graph has that would run such a pass, if there is one."""
+        return captured_rows(self._passes, self._key(plan), plan)
+
+    def _key(self, plan: Pass) -> Any:
+        """Return what passes differ by beside their shapes."""
+        selector, own_states = plan.selector, plan.states is plan.cache.states
+        listed = selector.indices.shape[2:] if isinstance(selector, Selection) else None
+        key = plan.capture, plan.max_seqlen, plan.cache.storage.data_ptr(), own_states
+        return *key, plan.feature_layers, listed
 
     def _pass(
         self,

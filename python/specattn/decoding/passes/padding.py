@@ -1,13 +1,15 @@
 """Few shapes of passes: trees of any form and size are padded to some, chains are trees too.
 
 Every shape of a captured pass is a CUDA graph, and to capture one takes longer than many passes.
-So what a graph depends on is the number of rows alone, and of few numbers. Recorded kernel calls on
-a CPU keep their shapes: to record takes about as long as a pass, while the mask of a chain alone
-takes 1 to 20% more in each.
+So what a graph depends on is the number of rows alone, and of few numbers; and one of more rows, or
+of more requests, serves fewer (`Replayed.fitting`): when requests of a batch end, where they lay
+there are some without text. Recorded kernel calls on a CPU keep their shapes: to record takes about
+as long as a pass, while the mask of a chain alone takes 1 to 20% more in each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,12 +17,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from specattn.decoding.passes.attention import NO_CAPTURE, Pass
+from specattn.blocks import Replayed, Size
+from specattn.decoding.passes.attention import NO_CAPTURE, Pass, Selection
 from specattn.reference.tree_mask import WORD_BITS, pack_tree_mask
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 513, 32))
 """Rows of a pass, all requests together: a matrix unit takes 8 or 16 at a time, and of reading the
 weights the rows that are added hardly show."""
+SPARE = 32
+"""How many rows padding may add to a request: that many tokens more have room in a cache."""
 
 
 def padded_rows(batch: int, rows: int) -> int:
@@ -32,26 +37,46 @@ def padded_rows(batch: int, rows: int) -> int:
     return rows if rows == 1 else total // batch
 
 
-def most_spare(batch: int) -> int:
-    """Return how many rows of a request padding adds at most."""
-    return max(padded_rows(batch, n) - n for n in range(1, max(ROWS[-1] // batch, 1) + 1))
+def fitted(
+    passes: Replayed, key: Hashable, plan: Pass, tokens: torch.Tensor
+) -> tuple[Pass, torch.Tensor, Size | None]:
+    """Return a pass of the shape in which it is captured, its tokens, and in which size of a key.
 
-
-def padded_pass(plan: Pass, tokens: torch.Tensor) -> tuple[Pass, torch.Tensor]:
-    """Return a pass of the shape in which it is captured, a tree, and its tokens.
-
-    Rows are added where nothing is captured of them, and there is room.
+    The plan is that of a tree, unless it is of one row or reads a selection. Rows are added where
+    nothing is captured of them, and there is room. None: no size but its own serves it.
     """
-    rows = plan.rows
+    least, own, most = _sizes(plan, len(tokens))
+    size = passes.fitting(key, least, own, most) if _serves(plan) else None
+    _, rows = size or own
     if plan.selector is not None or rows == 1:
-        return plan, tokens
-    padded = padded_rows(len(tokens), rows)
-    if plan.capture == NO_CAPTURE and padded - rows <= plan.cache.spare:
-        rows, tokens = padded, pad(tokens, (0, padded - rows))
+        return plan, tokens, size
     tree: Any = padded_tree(plan, rows)
+    tokens = pad(tokens, (0, rows - plan.rows))
     if plan.states is not None:
         plan.states.verified(rows)
-    return replace(plan, rows=rows, **tree), tokens
+    return replace(plan, rows=rows, **tree), tokens, size
+
+
+def captured_rows(passes: Replayed, key: Hashable, plan: Pass) -> int | None:
+    """Return how many rows, all requests together, the graph has that would run such a pass.
+
+    None: it would be captured.
+    """
+    size = passes.kept_size(key, *_sizes(plan, len(plan.prefix))) if _serves(plan) else None
+    return None if size is None else size[0] * size[1]
+
+
+def _serves(plan: Pass) -> bool:
+    """Whether graphs of more requests or rows serve a pass: states lie by the number of these."""
+    return plan.states is None and (plan.selector is None or isinstance(plan.selector, Selection))
+
+
+def _sizes(plan: Pass, batch: int) -> tuple[Size, Size, Size]:
+    """Return requests and rows of a pass: what it has, of a graph of its own, and the most."""
+    rows = most = own = plan.rows
+    if plan.selector is None and plan.capture == NO_CAPTURE:
+        most, own = rows + plan.cache.spare, padded_rows(batch, rows)
+    return (batch, rows), (batch, own if own <= most else rows), (batch, most)
 
 
 def padded_tree(plan: Pass, rows: int) -> dict[str, torch.Tensor]:

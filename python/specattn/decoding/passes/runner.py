@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple
@@ -19,6 +19,7 @@ from specattn.blocks import (
     Programs,
     Replayed,
     Rotated,
+    Size,
     Store,
     angle_tables,
     recorded,
@@ -67,6 +68,18 @@ class Verification(NamedTuple):
     queries: torch.Tensor | None = None
     selection: Selection | None = None
 
+    def of_first(self, batch: int, rows: int) -> Verification:
+        """Return what it hands out of the first requests, and of their first rows."""
+        logits, features, scores, queries, selection = self
+        logits, features = logits[:batch, :rows], features[:batch, :rows]
+        if len(self.logits) > batch:  # where these are captured no row is added
+            scores = None if scores is None else scores[:, :batch]
+            queries = None if queries is None else queries[:, :batch]
+        if selection is not None:
+            indices, lengths, ahead = selection
+            selection = Selection(indices[:, :batch], lengths[:batch], ahead)
+        return Verification(logits, features, scores, queries, selection)
+
 
 class Runner:
     """Runs passes through the model's own modules: any number of rows, on any device.
@@ -108,6 +121,13 @@ class Runner:
         """Return the chains that passes of one row each draft, as `CachedModel.draft_chain` says.
 
         None, by default: step by step they are drafted as fast.
+        """
+        return None
+
+    def captured_rows(self, plan: Pass) -> int | None:
+        """Return how many rows, all requests together, the graph has that would run such a pass.
+
+        None: it would be captured, or there are no graphs.
         """
         return None
 
@@ -314,23 +334,31 @@ class KernelRunner(Runner):
         """Run a pass; one of more rows goes through the model's modules."""
         if tokens.numel() > self.most_rows:
             return super().run(plan, tokens)
-        in_python = plan.capture.needs_python or self.attention.in_python(plan)
+        return self._replay(self._key(plan), plan, tokens, None)
+
+    def _replay(
+        self, key: Hashable, plan: Pass, tokens: torch.Tensor, size: Size | None
+    ) -> Verification:
+        """Run a pass as `Replayed.run_as` has it; of a larger size all of that is handed out."""
         collected = () if plan.capture.needs_python else plan.capture.rows
-        how = _How(in_python, collected, plan.capture.per_head)
-        own_states = plan.states is plan.cache.states
-        key = in_python, plan.capture, plan.max_seqlen, own_states, plan.feature_layers
+        how = _How(self._in_python(plan), collected, plan.capture.per_head)
         self._plan = plan
         program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
-        found = self._passes.run((*key, self._key(plan)), program, inputs)
+        found = self._passes.run_as(size, key, program, inputs)
         del self._plan  # it may hold a drafter, and so the model
         logits, features, scores, queries, *chosen = found
         scores = plan.scores if scores is None else scores
         queries = plan.queries if queries is None else queries
         return self._handed_out(plan, logits, features, scores, queries, *chosen)
 
+    def _in_python(self, plan: Pass) -> bool:
+        return plan.capture.needs_python or self.attention.in_python(plan)
+
     def _key(self, plan: Pass) -> Any:
-        """Return what passes differ by beside their shapes and what they hand out."""
-        return self.attention.key(plan)
+        """Return what passes differ by beside their shapes."""
+        own_states = plan.states is plan.cache.states
+        key = self._in_python(plan), plan.capture, plan.max_seqlen, own_states, plan.feature_layers
+        return *key, self.attention.key(plan)
 
     def _inputs(self, plan: Pass, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what changes from pass to pass."""

@@ -27,9 +27,9 @@ for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/te
     # Compiling for other GPUs needs none: CI does it.
     [[ "$file" == */test_compile.py ]] || tests+=("tests-$(cut -d/ -f2- <<<"${file%.py}" | tr / -)")
 done
-steps=(environment check chains trees body body-modules body-batch widen "${decoded[@]/#/decode-}"
+steps=(environment check chains trees body body-modules body-batch prefill widen "${decoded[@]/#/decode-}"
     "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
-smoke_steps=(environment tests body kernels kernels-cpu kernels-reference winners decode-tiny)
+smoke_steps=(environment tests body prefill kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -96,6 +96,7 @@ else
     against=(cuda triton)
 fi
 body=("$PYTHON" bench/studies/body.py --json "$out/body.jsonl")
+prefill=("$PYTHON" bench/studies/prefill.py --json "$out/prefill.jsonl")
 
 step environment 30 "$PYTHON" -c '
 import sys, torch, specattn
@@ -107,6 +108,7 @@ is_there() { "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()[sy
 if [ -n "$smoke" ]; then
     step tests 90 "${pytest[@]}" tests/ops/test_checks.py
     step body 90 "${body[@]}" --shape tiny --dtype float32 --context 64 --rows 1,4 --budget 0.01
+    step prefill 90 "${prefill[@]}" --shape tiny --dtype float32 --context 64 --budget 0.01
     step kernels 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
         --pictures "$out"
 else
@@ -122,6 +124,8 @@ else
     step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
     step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
     step body-batch 90 "${large[@]}" --context 4k --batch 8 --rows 1,2,8,25
+    # Prompts, by our attention, by each FlashAttention that is installed, and through the modules.
+    step prefill 90 "${prefill[@]}" --device cuda --shape llama-3.1-8b --context 512,4k,16k
     # A checkpoint of real size whose drafts are accepted as the embedded target's are.
     step widen 90 "$PYTHON" -m specattn.cli widen tiny build/wide/llama-3.1-8b --like llama-3.1-8b
     decode=("$PYTHON" bench/run_decoding.py --model build/wide/llama-3.1-8b --device cuda --no-peer
@@ -176,7 +180,7 @@ else
 fi
 
 for name in "${ran[@]+"${ran[@]}"}"; do
-    case "$name" in environment | check | chains | trees | body* | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
+    case "$name" in environment | check | chains | trees | body* | prefill | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
 done
 echo
 cat "$out/summary.txt"

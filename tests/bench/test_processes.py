@@ -21,7 +21,7 @@ def test_it_runs_small_from_a_plain_checkout(tmp_path):
     outcome = _suite("--out", str(tmp_path / "out"), "--smoke")
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert summary.count("passed") == 8
+    assert summary.count("passed") == 9
     run, *decoded = _lines(tmp_path / "out" / "decode-tiny.jsonl")
     assert run["kind"] == "run"
     assert run["model"]["weights"] == "random"

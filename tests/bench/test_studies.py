@@ -4,10 +4,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -21,6 +23,7 @@ from studies import (  # noqa: E402
     eight_bits,
     latents,
     papers,
+    prefill,
     study,
     transformers_generate,
 )
@@ -31,7 +34,7 @@ from tests.drafters.poss_statement import random_drafter  # noqa: E402
 from specattn.decoding import METHODS  # noqa: E402
 from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
 from specattn.decoding.passes.runner import KernelRunner, Runner  # noqa: E402
-from specattn.planning import PROFILES  # noqa: E402
+from specattn.planning import MODELS, PROFILES  # noqa: E402
 
 SMALL = {"gamma": 3, "min_tokens": 8, "ratio": 0.1}
 
@@ -278,6 +281,57 @@ def test_passes_of_a_body_are_timed_by_rows_replayed_and_by_modules(tmp_path):
     assert keys > 0
     assert rows[0]["bytes"] > 33 / 4 * keys
     assert all(one["time"]["samples"] >= 5 for one in rows)
+
+
+class Refuses(ModuleType):
+    """FlashAttention 2 that was not built for the machine."""
+
+    def flash_attn_func(self, *given, **how):
+        raise RuntimeError("no kernel image is available")
+
+
+class Reads(ModuleType):
+    """One that reads prompts, as torch does."""
+
+    calls = 0
+
+    def flash_attn_func(self, q, k, v, *, softmax_scale, causal):
+        Reads.calls += 1
+        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        how = {"attn_mask": seen, "scale": softmax_scale, "enable_gqa": True}
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, **how).transpose(1, 2)
+
+
+class Installed(prefill.Prefill):
+    """Prompts where two libraries are installed."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.libraries = {"flash-attn 2": Reads("reads"), "flash-attn 3": Refuses("refuses")}
+
+
+def test_prompts_are_timed_by_each_attention_and_by_modules(tmp_path):
+    path = tmp_path / "prefill.jsonl"
+    given = "--shape tiny --layers 2 --dtype float32 --context 40,72 --budget 0.01 --json"
+    with pytest.warns(UserWarning, match="flash-attn 3 of .*: RuntimeError: no kernel image"):
+        assert study.run(Installed, [*given.split(), str(path)]) == 0
+    assert study.run(prefill.Prefill, [*given.split(), str(path)]) == 0  # nothing again
+    run, *rows = lines(path)
+    assert (run["shape"], run["layers"], run["dtype"]) == ("tiny", 2, "float32")
+    ways = ["ours", "flash-attn 2", "flash-attn 3", "modules"]
+    assert [(one["context"], one["attention"]) for one in rows] == [
+        (n, w) for n in (40, 72) for w in ways
+    ]
+    assert [one["refused"] for one in rows] == [False, False, True, False] * 2
+    assert [one["how"] for one in rows] == [*[KernelRunner.how] * 3, Runner.how] * 2
+    assert Reads.calls > 2 * 2 * 5
+    tiny = MODELS["tiny"]
+    weights = 2 * (tiny.mlp_weights + tiny.attention_weights)
+    scores = 2 * tiny.q_heads * tiny.head_dim * 40 * 41 // 2
+    assert rows[0]["operations"] == 2 * 40 * weights + 4 * scores
+    assert all(one["time"]["samples"] >= 5 for one in rows)
+    assert rows[0]["over_ours"] == 1.0
 
 
 def test_a_body_needs_the_gpu_that_it_is_asked_for(capsys):

@@ -14,6 +14,7 @@ import drafter_tables  # noqa: F401
 import kernel_tables  # noqa: F401
 import method_tables  # noqa: F401
 import state  # noqa: F401
+import step_tables  # noqa: F401
 from records import TABLES
 
 ROOT = Path(__file__).parents[2]

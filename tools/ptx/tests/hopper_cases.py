@@ -104,10 +104,12 @@ def is_left(case):
     """Whether a case is left to the other kernel: what few rows collect, and some scores.
 
     These are scores of more than 64 rows with a Triton before 3.7; with a softcap they are means of
-    logits.
+    logits, which ragged requests leave.
     """
     rows = case.rows * case.group
     many = (case.block_m or rows) > 64
+    if case.op == "ragged scores" and case.softcap:
+        return True
     if rows <= 16 and case.op != "hybrid" and case.op != "ragged hybrid":
         return True
     return UNFENCED and many and case.op.endswith("scores") and not case.softcap

@@ -5,7 +5,8 @@ does: tokens that are always kept above every score, dead ones below. Four histo
 each find the key of the last token taken, and how many of those that equal it are; one scan in the
 order of positions then writes what lies above and the latest equals. All counts are of integers, so
 no order of threads or programs shows. Up to 16,384 scores stay in registers and are read once; more
-would spill, so they are read five times, four of them from a cache.
+would spill, as all do before Triton 3.7, whose histograms take more registers: they are read five
+times, four of them from a cache.
 """
 
 import struct
@@ -18,8 +19,8 @@ from ._launch import launch, strides
 
 # 0.07 * 100 is 7.000000000000001 in binary: without this, rounding up would take an eighth token.
 ROUNDING_SLACK = tl.constexpr(1e-6)
-_TILES = {4096: 16, 16384: 16}  # scores that one program of so many warps holds
-_LOOPED = (4096, 8)  # where they do not fit
+# Scores that one program of so many warps holds, and how many at a time where they do not fit.
+_TILES, _LOOPED = ({}, (2048, 16)) if _configs.UNFENCED else ({4096: 16, 16384: 16}, (4096, 8))
 
 
 @triton.jit

@@ -115,9 +115,9 @@ def importance(D, dtype, stored=None):
     importance_scores(q, cache, ints(B), True, table, 0.1, scale, scores)
 
 
-def select():
-    """Select from scores per head."""
-    scores, lengths = meta(B, HK, N, dtype=torch.float32), meta(B, dtype=torch.int32)
+def select(width):
+    """Select from as many scores per head."""
+    scores, lengths = meta(B, HK, width, dtype=torch.float32), meta(B, dtype=torch.int32)
     chosen = meta(B, HK, K, dtype=torch.int32), meta(B, HK, dtype=torch.int32)
     select_topk(scores, lengths, 0.07, None, 0, 4, 64, *chosen)
 
@@ -347,7 +347,8 @@ def calls(which):
         yield f"importance paged, D {D}, bf16", partial(importance, D, BF16)
     yield "importance of e4m3, D 128, bf16", partial(importance, 128, BF16, E4M3)
     yield "write e4m3, D 128, bf16", partial(write, 128, BF16, E4M3, dynamic=True)
-    yield "select", select
+    for width in (4096, 16384, N):
+        yield f"select of {width}", partial(select, width)
     yield "gumbel", gumbel
     yield "round of a tree, bf16", partial(round_of, 60, 2**40, BF16)
     yield "greedy round of a large tree, fp32", partial(round_of, 500, None, FP32)

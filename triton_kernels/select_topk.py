@@ -19,8 +19,9 @@ from ._launch import launch, strides
 
 # 0.07 * 100 is 7.000000000000001 in binary: without this, rounding up would take an eighth token.
 ROUNDING_SLACK = tl.constexpr(1e-6)
-# Scores that one program of so many warps holds, and how many at a time where they do not fit.
-_TILES, _LOOPED = ({}, (2048, 16)) if _configs.UNFENCED else ({4096: 16, 16384: 16}, (4096, 8))
+# Scores that one program of so many warps holds.
+_TILES = {} if _configs.UNFENCED else {4096: 16, 16384: 16}
+_LOOPED = (4096, 8)  # where they do not fit
 
 
 @triton.jit

@@ -158,7 +158,7 @@ def _is_listed(shape: Shape) -> bool:
 # Microseconds, but where said otherwise; of an H100.
 BEGINS = {"triton": 8.0, "gluon": 5.9, "cuda": 7.0}  # to launch, to fill pipelines and to drain
 LOOKS_UP = {"triton": 4.2, "gluon": 0.0, "cuda": 5.5}  # until indices have come
-BESIDE = 0.97  # of the bandwidth that one program reads an SM's share at, by two of them
+BESIDE = 0.97  # of the bandwidth that one program reads an SM's share at, by two at once
 FILLED = 0.5  # of the bandwidth is had by few blocks
 CUDA_BYTES = 11.6  # that a multiprocessor reads in a cycle by `csrc/cuda`
 STEP = 0.65  # in which a block of `csrc/cuda` merges four rows on one of its levels
@@ -206,7 +206,7 @@ def microseconds(
     began = BEGINS[kernel] + (LOOKS_UP[kernel] if _is_listed(shape) else 0.0)
 
     bandwidth = gpu.bandwidth * multiprocessors
-    if kernel == "gluon" or (kernel == "triton" and cut.block_m > 16):
+    if kernel != "cuda" and cut.resident > 1 and blocks > multiprocessors:
         bandwidth *= BESIDE
     if kernel == "cuda":
         bandwidth = min(bandwidth, CUDA_BYTES * gpu.clock * multiprocessors)

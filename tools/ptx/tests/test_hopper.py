@@ -21,7 +21,7 @@ LEFT = [
     Case("ragged logits", rows=16, ragged=(16, 1), lengths=(70, 9), kv_heads=1),
     Case("tree", rows=16, lengths=(9,), kv_heads=1),
     Case("hybrid", rows=16, head_dim=80, lengths=(70,), kv_heads=1),
-    Case("hybrid", lengths=(70,), kv_heads=1, spare=9000, multiprocessors=1, hopper=True),
+    Case("hybrid", lengths=(70,), kv_heads=1, spare=33000, multiprocessors=1, hopper=True),
     Case("logits", lengths=(70,), kv_heads=1, hopper=True),
 ]
 

@@ -133,7 +133,7 @@ def attend(
         k_cache, v_cache = bytes_of(k_cache), bytes_of(v_cache)
     lookups = (block_table is not None) + (indices is not None)
     v_in_k = not form and _in_keys(k_cache, v_cache) and _in_keys(k_tree, v_tree)
-    widths = _configs.widths_of(D, v_dim, v_in_k)
+    widths = _configs.widths_of(D, v_dim, v_in_k, in_registers=q.dtype == torch.float32)
     rows = group if per_row else T * group
     config = _configs.attention_config(
         q.device, q.dtype, rows, widths, lookups, form != "", collect == "logits"

@@ -35,11 +35,16 @@ class Widths(NamedTuple):
     block_v: int  # of values padded; 0 where they are the first part of the keys
 
 
-def widths_of(D, v_dim, v_in_k=False) -> Widths:
-    """Return how columns are cut; ``v_in_k`` says that values are what keys begin with."""
+def widths_of(D, v_dim, v_in_k=False, *, in_registers=False) -> Widths:
+    """Return how columns are cut; ``v_in_k`` says that values are what keys begin with.
+
+    ``in_registers``: products hold whole rows of both operands there, of which 128 columns fit.
+    """
     padded = max(16, triton.next_power_of_2(D))
-    if v_dim == D and D <= 256:
+    if v_dim == D <= (128 if in_registers else 256):
         return Widths(D, padded, 0, v_dim, padded)
+    if v_dim == D <= 256:
+        return Widths(D, 128, max(16, triton.next_power_of_2(D - 128)), v_dim, padded)
     rest = D - padded // 2
     if padded == D or padded == 16 or D <= 24:
         block_d, block_r = padded, 0
@@ -77,9 +82,9 @@ class AttentionConfig(NamedTuple):
 # not pipelined. It is here to be exact.
 # What spills even so, in bytes per thread: the tree in a cache of 8 bits behind a window up to 8 on
 # sm_90 and sm_100, on gfx942 172, and logits from 8 bits there 408; collecting in 16 bits up to 8
-# on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942, in float32 where D is 256 up to 368;
-# float32 where D is 256 on gfx942 up to 8; lists per row in ragged rows of 64 heads where D is 128,
-# over pages and with whole prefixes, 16 on sm_100. By Triton 3.6 64 rows where D is 64 or 256 up to
+# on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942, scores in float32 where D is 256 up to 368
+# but for gfx942; lists per row in ragged rows of 64 heads where D is 128, over pages and with whole
+# prefixes, 16 on sm_100. By Triton 3.6 64 rows where D is 64 or 256 up to
 # 40 on sm_80, where D is 192 beside values of 128 16, and logits of latents 24; their logits up to
 # 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
@@ -114,7 +119,7 @@ TABLE = {
         "16_wide": {16: Tile(32, 4, 2), 32: Tile(32, 4, 2), 64: Tile(32, 4, 2)},
         "16_latent": {16: Tile(16, 4, 2)},
         "32": FLOAT32,
-        "32_wide": FLOAT32,
+        "32_wide": {16: Tile(16, 4, 1)},
     },
 }
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between

@@ -8,11 +8,13 @@ smaller ones, too: its last requests have no text then.
 
 from __future__ import annotations
 
+import gc
 import math
+import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -275,20 +277,71 @@ class CudaGraph:
     def capture(self, run: Callable[[], None]) -> None:
         """Keep what `run` does on the current GPU, after it was done once.
 
-        That compiles kernels and loads them.
+        That compiles kernels and loads them. Where it fails nothing is left of it, and the memory
+        for launches, too, is what OutOfMemoryError is about. Other threads wait to capture, and do
+        everything else on the GPU meanwhile but wait for all of it.
         """
-        beside, stream = torch.cuda.Stream(), torch.cuda.current_stream()
-        beside.wait_stream(stream)
-        with torch.cuda.stream(beside):
-            run()
-        stream.wait_stream(beside)
-        own = _capturing(torch.cuda.current_device())
-        with torch.cuda.graph(self.graph, pool=self.pool, stream=own):
-            run()
+        stream, own = torch.cuda.current_stream(), _capturing(torch.cuda.current_device())
+        # Done in the same stream: cuBLAS keeps memory of its own for every other one.
+        with _ALONE, torch.cuda.stream(own):
+            own.wait_stream(stream)
+            try:
+                run()
+                with _captured_by(self.graph, self.pool, own):
+                    run()
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError) or not _is_full(error):
+                    raise
+                raise torch.OutOfMemoryError(str(error)) from error
+            finally:
+                stream.wait_stream(own)
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
         self.graph.replay()
+
+
+_ALONE = threading.RLock()  # of who captures
+
+
+@contextmanager
+def _captured_by(graph: Any, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture what is done inside; what other threads do makes no difference."""
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    capture.__enter__()
+    ran, collects = False, gc.isenabled()
+    gc.disable()  # it may free another graph, which CUDA forbids meanwhile
+    try:
+        yield
+        ran = True
+    finally:
+        if collects:
+            gc.enable()
+        try:
+            capture.__exit__(None, None, None)
+        except RuntimeError:
+            _settle(pool, stream)
+            if ran:  # or else what failed first says why
+                raise
+
+
+def _settle(pool: Any, stream: torch.cuda.Stream) -> None:
+    """Undo what torch before 2.12 leaves behind of a capture that cannot be ended.
+
+    Its allocator waits for the end for ever, and it makes no random numbers until another capture
+    has ended.
+    """
+    with suppress(AttributeError, RuntimeError):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+    nothing = torch.cuda.CUDAGraph()
+    mode: Any = {"stream": stream, "capture_error_mode": "thread_local"}
+    with suppress(RuntimeError), torch.cuda.graph(nothing, **mode):
+        torch.zeros(1, device="cuda", dtype=torch.float32)
+
+
+def _is_full(error: RuntimeError) -> bool:
+    """Whether a GPU has no memory left for what the driver or Triton loads there."""
+    return "out of memory" in str(error).partition("\n")[0]
 
 
 @cache

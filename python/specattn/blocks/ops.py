@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -366,7 +366,7 @@ def _below(masks: torch.Tensor, parents: torch.Tensor, first: int) -> torch.Tens
     return found | _own_bits(first, parents.shape[1], masks.shape[-1], masks.device)
 
 
-@lru_cache(maxsize=256)
+@cache  # kept for good: captured graphs read them
 def _own_bits(first: int, count: int, words: int, device: torch.device) -> torch.Tensor:
     """Return masks of nodes of which each sees itself alone, packed int64 [count, words]."""
     itself = torch.zeros(count, WORD_BITS * words, dtype=torch.bool, device="cpu")

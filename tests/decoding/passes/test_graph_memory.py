@@ -6,6 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 import specattn
 from specattn.blocks import Projection, captured, graph_bytes
+from specattn.blocks.ops import _own_bits
 from specattn.blocks.results import Results
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.padding import ROWS
@@ -101,6 +102,14 @@ def test_passes_of_several_sizes_leave_their_logits_in_one_place():
     kept = [known.results[0] for known in target.runner._passes._kept.values()]
     assert [x.shape[1] for x in kept] == list(sizes)
     assert len({x.data_ptr() for x in kept}) == 1
+
+
+def test_tables_that_graphs_read_are_kept_however_many_come():
+    """They are no inputs of a graph: it reads them where they lay when it was captured."""
+    device = torch.device("cpu")
+    tables = [_own_bits(first, 2, 16, device) for first in range(600)]
+    again = [_own_bits(first, 2, 16, device) for first in range(600)]
+    assert all(one is other for one, other in zip(tables, again, strict=True))
 
 
 def test_shared_results_are_counted_as_what_graphs_hold():

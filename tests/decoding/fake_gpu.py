@@ -30,12 +30,14 @@ class FakeGPU(TorchFunctionMode):
     """Serves ``device="cuda"`` inside its context; `waits` are the calls that wait for it.
 
     These are reads of what it has, and copies that are not enqueued between pinned memory and its
-    own. Indexing with a list or with bools is either.
+    own. Indexing with a list or with bools is either. An event has passed only when the host has
+    waited for it, or for something behind it.
     """
 
     def __init__(self):
         super().__init__()
         self.waits, self._pinned = [], set()
+        self._recorded = self._passed = 0  # events
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Run a function of torch's where its tensors are."""
@@ -65,18 +67,28 @@ class FakeGPU(TorchFunctionMode):
         uploads = name == "to" and to_gpu and not on_gpu
         if name == "copy_":
             uploads = isinstance(args[0], _OnGPU) != isinstance(args[1], _OnGPU)
+        if name == "_foreach_copy_":
+            pairs = zip(*args[:2], strict=True)
+            uploads = any(isinstance(to, _OnGPU) != isinstance(x, _OnGPU) for to, x in pairs)
         if uploads:
             enqueued = kwargs.get("non_blocking") and any(map(self._is_pinned, args[:2]))
             if not enqueued:
-                self.waits.append(name)
+                self._wait(name)
         elif on_gpu and name in _READS:
-            self.waits.append(name)
+            self._wait(name)
         elif on_gpu and name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(map(_waits_as_index, index)):
-                self.waits.append(name)
-        elif to_gpu and name == "tensor":
-            self.waits.append(name)
+                self._wait(name)
+        else:
+            lists = name in ("tensor", "as_tensor") and to_gpu and not isinstance(args[0], _OnGPU)
+            if lists or name == "new_tensor" and on_gpu:
+                self._wait(name)
+
+    def _wait(self, what):
+        """Wait until nothing is left to do: what was recorded before has passed."""
+        self.waits.append(what)
+        self._passed = self._recorded
 
     def _is_pinned(self, x):
         if not isinstance(x, torch.Tensor) or isinstance(x, _OnGPU):
@@ -86,23 +98,32 @@ class FakeGPU(TorchFunctionMode):
     @contextmanager
     def serving(self):
         """Serve; events and streams are this GPU's, too."""
-        waits = self.waits
+        gpu = self
 
         class Event:
-            def __init__(self, **options): ...
+            def __init__(self, enable_timing=False):
+                self.timed, self.number = enable_timing, None
 
-            def record(self, stream=None): ...
+            def record(self, stream=None):
+                gpu._recorded += 1
+                self.number = gpu._recorded
+
+            def query(self):
+                return self.number <= gpu._passed
 
             def synchronize(self):
-                waits.append("event")
+                gpu.waits.append("event")
+                gpu._passed = max(gpu._passed, self.number)
 
             def elapsed_time(self, other):
-                return 1.0
+                if not (self.timed and other.timed and self.query() and other.query()):
+                    raise RuntimeError("both events must be timed, recorded and completed")
+                return float(other.number - self.number)
 
         with (
             mock.patch.object(torch.cuda, "Event", Event),
             mock.patch.object(torch.cuda, "current_stream", return_value=None),
-            mock.patch.object(torch.cuda, "synchronize", side_effect=waits.append),
+            mock.patch.object(torch.cuda, "synchronize", side_effect=self._wait),
             mock.patch.object(torch.cuda, "memory_snapshot", return_value=SEGMENTS),
             self,
         ):

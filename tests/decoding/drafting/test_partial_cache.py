@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specattn.decoding.drafting.partial_cache import PartialCache
 from specattn.kv_cache import KVCache
+from tests.decoding.fake_gpu import FakeGPU
 
 HQ, HK, D, CAPACITY = 4, 2, 8, 90
 LAYERS, FULL_LAYERS = 3, [0, 2]
@@ -128,3 +129,13 @@ def test_adding_touches_new_tokens_alone(new):
     before = partial.indices.clone()
     grow(target, partial, [60 + new])
     assert (partial.indices != before).sum() == new * 2 * HK
+
+
+def test_on_a_gpu_adding_waits_for_nothing():
+    gpu, target = FakeGPU(), target_of([8])
+    target.device = torch.device("cuda", 0)
+    with gpu.serving():
+        partial = PartialCache(target, 8, 2, [8])
+        partial.add([10])
+        assert gpu.waits == []
+        assert partial.indices[0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 9, 8]

@@ -15,14 +15,19 @@ from transformers import (
 )
 
 import specattn
-from specattn.decoding import PromptLookup, Sampler, Suffix, TokenRecycling
+from specattn.blocks import Direct
+from specattn.decoding import Medusa, PosS, PromptLookup, Sampler, Suffix, TokenRecycling
 from specattn.decoding.engine.contract import Draft, Drafter
 from specattn.decoding.engine.loop import run_rounds
+from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Stopwatch
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 from tests.decoding.fake_gpu import FakeGPU
+from tests.decoding.models import tiny_model
+from tests.drafters import poss_statement
+from tests.drafters.test_heads import random_heads
 
 V, CUDA = 7, torch.device("cuda", 0)
 
@@ -44,6 +49,22 @@ class Counting:
 
     def check_read(self, length, who):
         pass
+
+
+class Serving(Counting):
+    """Such a model for trained drafters, which read what its tokens are embedded as."""
+
+    model = tiny_model("llama", vocab_size=V, num_hidden_layers=1)
+    feature_layers, longest = (HEAD,), 64
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    programs = Direct
+
+    def recall(self, kind, owner, make):
+        return make()
+
+    def verify(self, tree, tokens, **options):
+        found = super().verify(tree, tokens, **options)
+        return SimpleNamespace(logits=found.logits, features=self.embed(tokens))
 
 
 class Guesses(Drafter):
@@ -84,14 +105,14 @@ class Noted(Drafter):
         self.drafter.compact(rows)
 
 
-def waits_of_rounds(drafter_of, processors=(), do_sample=False):
+def waits_of_rounds(drafter_of, processors=(), do_sample=False, kind=Counting):
     """Return what each round has waited for that no request ended, and the drafter."""
     gpu = FakeGPU()
     with gpu.serving(), specattn.use_backend("reference"):
         rows = [torch.arange(5), (torch.arange(5) + 3) % V]
         criteria = StoppingCriteriaList([MaxLengthCriteria(20)])
         sequences = Sequences(rows, [0, 0], 40, criteria, CUDA)
-        target = Counting(len(rows))
+        target = kind(len(rows))
         sampler = Sampler(LogitsProcessorList(processors), do_sample, sequences, 3)
         names = {"target": target, "sequences": sequences, "sampler": sampler, "generator": None}
         context = SimpleNamespace(**names)
@@ -144,6 +165,26 @@ def test_who_learns_what_followed_waits_for_nothing_else(method):
     waits, drafter = waits_of_rounds(partial(Noted, method))
     assert waits == [["event"]] * len(waits)
     assert max(map(max, drafter.counts)) > 0
+
+
+TRAINED = {
+    "medusa": Medusa(random_heads("medusa", Serving.model, dtype=torch.float32), (2, 2)),
+    "poss": PosS(
+        poss_statement.random_drafter(Serving.model, layers=2, dtype=torch.float32),
+        width=2,
+        depth=2,
+        total_tokens=5,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", TRAINED.values(), ids=TRAINED)
+def test_a_draft_of_a_given_size_waits_for_nothing(method):
+    """But for tables of its shapes, which a process makes once."""
+    waits_of_rounds(partial(Noted, method), kind=Serving)
+    waits, drafter = waits_of_rounds(partial(Noted, method), kind=Serving)
+    assert waits == [["event"]] * len(waits)
+    assert max(map(len, drafter.counts)) == 2
 
 
 def test_successors_that_a_gpu_ranked_come_with_the_report():

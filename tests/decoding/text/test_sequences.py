@@ -10,6 +10,7 @@ from transformers import (
 )
 
 from specattn.decoding.text.sequences import RequestIndexes, Sequences, StopRequest
+from tests.decoding.fake_gpu import FakeGPU
 
 
 def started(num_pregenerated=0):
@@ -132,3 +133,16 @@ def test_indexes_get_every_token_once_and_in_order():
     whole.catch_up()
     assert whole.active == [[21, 22, 23, 24, 25], [11, 12, 13, 14, 15]]
     assert new.active == [[24], [12, 13, 14, 15]]
+
+
+def test_on_a_gpu_tokens_are_looked_up_without_a_wait():
+    gpu, device = FakeGPU(), torch.device("cuda", 0)
+    with gpu.serving():
+        rows = [torch.tensor([9, 11, 12]), torch.tensor([21, 22, 23, 24])]
+        criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
+        sequences = Sequences(rows, [1, 0], 9, criteria, device)
+        positions = torch.zeros(2, 2, dtype=torch.int64, device=device) + 1
+        gpu.waits.clear()
+        found = sequences.tokens_at(positions)
+        assert gpu.waits == []
+        assert found.tolist() == [[12, 12], [22, 22]]

@@ -17,6 +17,7 @@ from specattn.decoding import (
 from specattn.decoding.text.rounds import PassTimes, by_drafter
 from specattn.decoding.text.statistics import Clock, Stopwatch
 from tests.decoding.engine.test_loop import StopAt
+from tests.decoding.fake_gpu import FakeGPU
 from tests.decoding.models import prompts, tiny_model
 
 
@@ -164,3 +165,14 @@ def test_the_stopwatch_books_every_moment_once(monkeypatch):
     for part in ("draft", "target", "draft", "accept"):
         watch.lap(part)
     assert watch.totals() == {"draft": 1.5, "target": 3.0, "accept": 4.0}
+
+
+def test_the_stopwatch_of_a_gpu_waits_for_its_last_moment_alone():
+    """A wait for the whole device is an error while another thread captures a graph."""
+    gpu, device = FakeGPU(), torch.device("cuda", 0)
+    with gpu.serving():
+        watch = Stopwatch(device)
+        watch.lap("draft")
+        watch.lap("target")
+        assert watch.totals() == {"draft": 0.001, "target": 0.001}
+    assert gpu.waits == ["event"]

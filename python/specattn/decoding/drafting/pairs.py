@@ -17,6 +17,7 @@ from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.engine.target import Target
 from specattn.decoding.model.families import CacheShape
 from specattn.decoding.passes.runner import MOST_ROWS
+from specattn.decoding.text.draws import uploaded
 from specattn.drafters.layer import LayerDrafter
 from specattn.reference.tree_mask import WORD_BITS
 
@@ -373,7 +374,7 @@ def _before(sizes: tuple[int, ...], children: int, device: torch.device) -> Any:
     before = [-1, *accumulate((size * children for size in sizes[:-2]), initial=0)]
     of_node = [before[level] for level, size in enumerate(sizes) for _ in range(size)]
     parents = torch.arange(len(of_node), device=device).repeat_interleave(children)
-    return torch.tensor(of_node, device=device), parents
+    return uploaded(of_node, device), parents
 
 
 def _numbers_of_parents(

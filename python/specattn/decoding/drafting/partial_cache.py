@@ -8,6 +8,7 @@ import torch
 
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.attention import Selection
+from specattn.decoding.text.draws import uploaded
 from specattn.ops import select_topk
 
 
@@ -63,9 +64,8 @@ class PartialCache:
             requests += [request] * len(added)
             positions += added
             slots += [self.budget - 1 - (position - then) for position in added]
-        device = self.indices.device
-        at = torch.tensor([requests, slots, positions], dtype=torch.int32, device="cpu").to(device)
-        request, slot, position = at.long()
+        at = [requests, slots, positions]
+        request, slot, position = uploaded(at, self.indices.device, dtype=torch.int64)
         self.indices[:, request, :, slot] = position.to(torch.int32)[:, None, None]
         self.lengths = list(lengths)
 

@@ -87,6 +87,7 @@ class _MedusaDrafter(PacedDrafter):
         # The tree of any depth: it begins as the whole one does, where a text has no use for more.
         depths = range(len(widths) + 1)
         self.trees = [Tree.full(widths[:depth], device=target.device) for depth in depths]
+        self.levels = Tree.full(widths).depths[1:].numpy()  # on the host
         self.guess_of = torch.tensor(_guesses(widths), device=target.device)
         # The features that the root's token was drawn from; zeros behind a prompt of one token.
         shape = (target.cache.batch_size, heads.config.hidden_size)
@@ -116,7 +117,7 @@ class _MedusaDrafter(PacedDrafter):
                 found[:, nodes] += found[:, parents[nodes]]
             return found
 
-        place = tree.depths[1:].numpy(force=True), np.zeros(tree.size - 1, int)
+        place = self.levels[: tree.size - 1], np.zeros(tree.size - 1, int)
         nodes = lambda: Nodes(drafted, of_paths(), parents, *place)  # noqa: E731
         count = self.arm.rows(effort, tree.size, nodes) - 1
         if count == tree.size - 1:

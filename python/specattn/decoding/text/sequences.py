@@ -17,6 +17,8 @@ from transformers import (
     StopStringCriteria,
 )
 
+from specattn.decoding.text.draws import uploaded
+
 
 class StopRequest(StoppingCriteria):
     """Ends every text at its next token once it has been asked to.
@@ -150,9 +152,10 @@ class Sequences:
 
     def tokens_at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the running requests' tokens at `positions` [B, n]; beyond a text's end any."""
-        begin = positions.new_tensor([self.padding[row] for row in self.active])[:, None]
-        columns = (begin + positions).clamp_max(self.padded_rows.shape[1] - 1)
-        return self.padded_rows[positions.new_tensor(self.active)].gather(1, columns)
+        begins = [self.padding[row] for row in self.active]
+        begin, rows = uploaded([begins, self.active], positions.device)
+        columns = (begin[:, None] + positions).clamp_max(self.padded_rows.shape[1] - 1)
+        return self.padded_rows.index_select(0, rows).gather(1, columns)
 
     def drafts(self, row: int) -> int:
         """Return how many drafted tokens a row has use for: one more follows the last of them."""

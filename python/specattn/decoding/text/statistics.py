@@ -267,16 +267,17 @@ class Stopwatch:
         self.laps.append((part, self.clock.now()))
 
     def seconds(self) -> list[tuple[str, float]]:
-        """Return every lap's part and seconds; waits for the device."""
-        synchronize(self.clock.device)
+        """Return every lap's part and seconds; waits for the last one."""
         begins = [self.start, *(moment for _, moment in self.laps)]
+        # Not for the whole device: while another thread captures a graph, that is an error in both.
+        self.clock.wait(begins[-1])
         return [
             (part, self.clock.seconds(begin, end))
             for begin, (part, end) in zip(begins, self.laps, strict=False)
         ]
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds booked on every part; waits for the device."""
+        """Return the seconds booked on every part; waits for the last lap."""
         totals = defaultdict[str, float](float)
         for part, seconds in self.seconds():
             totals[part] += seconds

@@ -10,6 +10,7 @@ callback, does what the model's own implementation does: nothing is switched bac
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any, cast
@@ -38,7 +39,8 @@ def attach(model: PreTrainedModel) -> None:
     attach_layers(model)
     if own.startswith(_OVER):
         return
-    name = _OVER + own.replace("/", "_")
+    # transformers would load an implementation whose name has "flash" in it.
+    name = _OVER + own.replace("/", "_").replace("flash", "fa")
     AttentionInterface.register(name, _dispatcher(own))
     if (mask := AttentionMaskInterface().get(own)) is not None:
         AttentionMaskInterface.register(name, mask)
@@ -97,9 +99,22 @@ def _dispatcher(own: str) -> Callable:
             return attention(module, *tensors, specattn_pass=specattn_pass, **options)
         if specattn_pass is not None:  # another attention for one call (`probe.py`)
             return specattn_pass(module, *tensors, **options)
-        return AttentionInterface().get(own, eager_attention(module))(module, *tensors, **options)
+        implementation = AttentionInterface().get(own, eager_attention(module))
+        asked = _Under(module, own) if "flash" in own else module
+        return implementation(asked, *tensors, **options)
 
     return dispatch
+
+
+class _Under:
+    """A layer as it was before `attach`: FlashAttention's adapter asks which version to call."""
+
+    def __init__(self, module: Any, own: str):
+        self._module, self.config = module, copy.copy(module.config)
+        self.config._attn_implementation_internal = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 def eager_attention(module: Any) -> Callable | None:

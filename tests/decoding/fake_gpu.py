@@ -38,6 +38,7 @@ class FakeGPU(TorchFunctionMode):
         super().__init__()
         self.waits, self._pinned = [], set()
         self._recorded = self._passed = 0  # events
+        self.allocator = "native"
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Run a function of torch's where its tensors are."""
@@ -95,6 +96,11 @@ class FakeGPU(TorchFunctionMode):
             return False
         return x.untyped_storage().data_ptr() in self._pinned
 
+    def _snapshot(self):
+        if self.allocator != "native":
+            raise RuntimeError(f"{self.allocator} does not yet support snapshot")
+        return SEGMENTS
+
     @contextmanager
     def serving(self):
         """Serve; events and streams are this GPU's, too."""
@@ -124,7 +130,8 @@ class FakeGPU(TorchFunctionMode):
             mock.patch.object(torch.cuda, "Event", Event),
             mock.patch.object(torch.cuda, "current_stream", return_value=None),
             mock.patch.object(torch.cuda, "synchronize", side_effect=self._wait),
-            mock.patch.object(torch.cuda, "memory_snapshot", return_value=SEGMENTS),
+            mock.patch.object(torch.cuda, "memory_snapshot", self._snapshot),
+            mock.patch.object(torch.cuda, "get_allocator_backend", return_value=self.allocator),
             self,
         ):
             yield self

@@ -41,14 +41,15 @@ def graph_bytes(device: torch.device) -> int:
 
     That is what the pools of graphs have, in which these compute, workspaces of their kernels
     included, and the results that graphs share. What the driver keeps of launches lies outside
-    torch's memory.
+    torch's memory. Allocators other than torch's own do not say what their pools have.
     """
     if device.type != "cuda":
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
+    tells = torch.cuda.get_allocator_backend() == "native"
     pools = sum(
         segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
+        for segment in (torch.cuda.memory_snapshot() if tells else ())
         if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
     )
     shared = filter(None, [one() for one in list(_alive)])

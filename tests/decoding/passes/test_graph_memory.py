@@ -123,3 +123,13 @@ def test_shared_results_are_counted_as_what_graphs_hold():
         assert graph_bytes(another) == 4000
         del results
         assert graph_bytes(device) == before
+
+
+@pytest.mark.parametrize("allocator", ["cudaMallocAsync", "pluggable"])
+def test_an_allocator_that_tells_nothing_of_its_pools_is_not_asked(allocator):
+    gpu, device = FakeGPU(), torch.device("cuda", 0)
+    gpu.allocator = allocator
+    with gpu.serving():
+        results = Results()
+        results.rows(4, V, torch.empty(0, device=device))
+        assert graph_bytes(device) == 4 * V * 4

@@ -5,6 +5,8 @@ No GPU is here: kernels of the CPU stand for those of a GPU, or a stub driver ta
 
 import os
 import time
+import warnings
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -83,6 +85,29 @@ def test_passes_that_are_not_captured_as_kernels_fail():
         pytest.raises(ValueError, match="in graphs, got through"),
     ):
         case.run(given)
+
+
+@pytest.mark.parametrize(
+    ("said", "fails"),
+    [
+        ("Deterministic behavior was enabled, but this operation uses CuBLAS", False),
+        ("LlamaForCausalLM decodes through graphs of its own, slower modules: why", True),
+        ("passes of 6 rows and more run through the model's own, slower modules: why", True),
+    ],
+)
+def test_only_what_makes_passes_slower_is_a_fault_of_theirs(said, fails, monkeypatch):
+    """Checks fill memory with NaN by torch's deterministic mode, in which cuBLAS is warned of."""
+    pytest.importorskip("specattn._cpu")
+    from specattn.decoding.engine.target import Target
+
+    def warned(target, *given, **options):
+        warnings.warn(said, stacklevel=2)
+        return own(target, *given, **options)
+
+    case, own = next(case for case in CASES if case.op == "captured_pass"), Target.prefill
+    monkeypatch.setattr(Target, "prefill", warned)
+    with pytest.raises(UserWarning, match="slower") if fails else nullcontext():
+        case.run(case.make())
 
 
 def replaced(kernel):

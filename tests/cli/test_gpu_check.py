@@ -20,6 +20,7 @@ from specattn.cli import gpu_check
 from specattn.gpu_checks import report, times, workers
 from specattn.gpu_checks.cases import CASES, Verdict, check
 from tests import HANGS
+from tests.decoding.fake_gpu import FakeGPU
 
 FIRSTS = [next(case for case in CASES if case.op == op) for op in {case.op: None for case in CASES}]
 REST = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in FIRSTS]
@@ -108,6 +109,31 @@ def test_only_what_makes_passes_slower_is_a_fault_of_theirs(said, fails, monkeyp
     monkeypatch.setattr(Target, "prefill", warned)
     with pytest.raises(UserWarning, match="slower") if fails else nullcontext():
         case.run(case.make())
+
+
+@pytest.mark.parametrize(("fails", "how"), [(False, "in a graph"), (True, "one by one")])
+def test_calls_that_no_graph_takes_are_timed_one_by_one(fails, how, monkeypatch):
+    """By what leaves torch as it was where a capture fails: random numbers are made behind it."""
+    ran = []
+
+    class Graph:
+        def __init__(self, pool):
+            self.replay = lambda: ran.append("replay")
+
+        def capture(self, run):
+            run()
+            if fails:
+                raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(times, "CudaGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    with FakeGPU().serving():
+        seconds, said = times._median(lambda: ran.append("call"))
+    assert said == how
+    assert seconds == pytest.approx(1e-3 / times._CALLS)
+    windows = 1 + times._WINDOWS
+    assert ran.count("replay") == (0 if fails else windows)
+    assert ran.count("call") == times._CALLS * (2 + windows * fails)
 
 
 def replaced(kernel):

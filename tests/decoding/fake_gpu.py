@@ -86,7 +86,7 @@ class FakeGPU(TorchFunctionMode):
             if lists or name == "new_tensor" and on_gpu:
                 self._wait(name)
 
-    def _wait(self, what):
+    def _wait(self, what="device"):
         """Wait until nothing is left to do: what was recorded before has passed."""
         self.waits.append(what)
         self._passed = self._recorded

@@ -12,6 +12,7 @@ import torch
 
 import specattn
 from specattn import flash_attention
+from specattn.blocks.programs import CudaGraph
 from specattn.gpu_checks.cases import using
 
 KEYS, Q_HEADS, KV_HEADS, D = 32768, 32, 8, 128
@@ -103,28 +104,25 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any
 
 def _median(call: Callable[[], Any]) -> tuple[float, str]:
     """Return seconds of a call, and how they were measured."""
-    for _ in range(3):
-        call()
+
+    def calls() -> None:
+        for _ in range(_CALLS):
+            call()
+
+    calls()
     torch.cuda.synchronize()
-    how, run = "in a graph", None
+    graph = CudaGraph(torch.cuda.graph_pool_handle())
+    how, run = "in a graph", graph.replay
     try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(_CALLS):
-                call()
-        run = graph.replay
+        graph.capture(calls)
     except RuntimeError:
-        how = "one by one"
+        how, run = "one by one", calls
         torch.cuda.synchronize()
 
     def window() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        if run is not None:
-            run()
-        else:
-            for _ in range(_CALLS):
-                call()
+        run()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / _CALLS

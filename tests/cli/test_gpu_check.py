@@ -291,6 +291,13 @@ def test_what_passed_is_recorded(tmp_path, monkeypatch):
     assert passed == {"cuda"}
 
 
+def test_whole_passes_are_triton_s_alone():
+    """Others lack operators of them, which is no fault of theirs."""
+    found = workers.jobs(["triton", "cuda", "gluon"], "captured_pass")
+    assert [job.backend for job in found] == ["triton"] * len(found)
+    assert len(found) == sum(case.op == "captured_pass" for case in CASES) > 1
+
+
 def test_gluon_is_checked_where_it_serves():
     assert {str(job.case) for job in workers.jobs(["gluon"])} == {
         "hybrid_tree_attention 1 row",

@@ -21,7 +21,7 @@ from specattn.decoding.engine.contract import Draft, Drafter
 from specattn.decoding.engine.loop import run_rounds
 from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.text.sequences import Sequences
-from specattn.decoding.text.statistics import Stopwatch
+from specattn.decoding.text.statistics import Clock, Stopwatch
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 from tests.decoding.fake_gpu import FakeGPU
@@ -65,6 +65,20 @@ class Serving(Counting):
     def verify(self, tree, tokens, **options):
         found = super().verify(tree, tokens, **options)
         return SimpleNamespace(logits=found.logits, features=self.embed(tokens))
+
+
+class Paced(Serving):
+    """Such a model, whose passes are timed."""
+
+    lockstep = None
+    runner = SimpleNamespace(captures=True, most_rows=64, how="in graphs")
+
+    def __init__(self, batch):
+        super().__init__(batch)
+        self.workspace = SimpleNamespace(met=set())
+
+    def clock(self):
+        return Clock(CUDA)
 
 
 class Guesses(Drafter):
@@ -115,6 +129,7 @@ def waits_of_rounds(drafter_of, processors=(), do_sample=False, kind=Counting):
         target = kind(len(rows))
         sampler = Sampler(LogitsProcessorList(processors), do_sample, sequences, 3)
         names = {"target": target, "sequences": sequences, "sampler": sampler, "generator": None}
+        names["calibrates"] = False
         context = SimpleNamespace(**names)
         drafter = drafter_of(gpu, context)
         assert run_rounds(context, drafter, Stopwatch(CUDA)).graph_bytes == 320
@@ -185,6 +200,17 @@ def test_a_draft_of_a_given_size_waits_for_nothing(method):
     waits, drafter = waits_of_rounds(partial(Noted, method), kind=Serving)
     assert waits == [["event"]] * len(waits)
     assert max(map(len, drafter.counts)) == 2
+
+
+PACED = {"suffix": Suffix(), "medusa": Medusa(TRAINED["medusa"].drafter)}
+
+
+@pytest.mark.parametrize("method", PACED.values(), ids=PACED)
+def test_what_rounds_took_is_read_when_it_has_passed(method):
+    """An event that has not is an error of CUDA's, and to wait for one a wait more."""
+    waits, drafter = waits_of_rounds(partial(Noted, method), kind=Paced)
+    assert waits == [["event"]] * len(waits)
+    assert drafter.drafter.details()["ms of a pass"]
 
 
 def test_successors_that_a_gpu_ranked_come_with_the_report():

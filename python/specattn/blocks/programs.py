@@ -308,7 +308,9 @@ _ALONE = threading.RLock()  # of who captures
 def _captured_by(graph: Any, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Capture what is done inside; what other threads do makes no difference."""
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-    capture.__enter__()
+    # Where torch before 2.11 makes its generator's tensors, which no other capture could write.
+    with torch.inference_mode(False):
+        capture.__enter__()
     ran, collects = False, gc.isenabled()
     gc.disable()  # it may free another graph, which CUDA forbids meanwhile
     try:

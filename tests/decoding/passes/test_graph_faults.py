@@ -100,6 +100,7 @@ class Capture:
     def __enter__(self):
         cards, pool = self.cards, self.pool
         assert cards.capturing is None, "one at a time"
+        assert not torch.is_inference_mode_enabled(), "its generator's tensors outlive the capture"
         if pool is not None:
             assert cards.pools.setdefault(pool, None) is None or len(cards.pools[pool]), "use_count"
             cards.pools[pool] = cards.pools[pool] or weakref.WeakSet()
@@ -282,6 +283,18 @@ def test_all_graphs_of_a_gpu_are_warmed_up_and_captured_in_one_stream(cards):
     default, own = cards.streams
     assert streams == [own] * 8
     assert (own.waits, default.waits) == ([default] * 4, [own] * 4)
+
+
+@torch.inference_mode()
+def test_what_is_captured_in_inference_mode_hinders_no_other_capture(cards):
+    modes = []
+
+    def program(ops, x):
+        modes.append(torch.is_inference_mode_enabled())
+        return x
+
+    captured().run((), program, {"x": torch.ones(2)})
+    assert modes == [True, True]
 
 
 def test_memory_that_is_freed_in_a_capture_is_no_other_graph(cards):

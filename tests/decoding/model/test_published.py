@@ -2,6 +2,8 @@
 weights that they mean."""
 
 import json
+import re
+import warnings
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.decoding.model.quantised import QuantisedLinear
 from tests.decoding.models import greedy_by_transformers, is_recorded, prompts, tiny_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* asks for activations of 8 bits")
 K_HEADS = {"hidden_size": 64, "intermediate_size": 128}
 AWQ_PLACES = [0, 2, 4, 6, 1, 3, 5, 7]  # the columns of a word, from its lowest bits on
 
@@ -309,7 +312,9 @@ def compressed_floats(strategy, block=None, activations=None):
 
 
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True}
+DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+GROUPS = DYNAMIC | {"strategy": "group", "group_size": 128}
+STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
 SCALE = ("weight", "weight_scale")
 FLOATS = {
     "blocks": float8((128, 128), BLOCKS | {"fmt": "e4m3"}),
@@ -319,6 +324,12 @@ FLOATS = {
     ),
     "compressed tensor": float8("tensor", compressed_floats("tensor"), SCALE),
     "compressed blocks": float8((128, 128), compressed_floats("block", [128, 128]), SCALE),
+    "compressed tensor, static": float8(
+        "tensor", compressed_floats("tensor", activations=STATIC), SCALE
+    ),
+    "compressed groups of activations": float8(
+        (128, 128), compressed_floats("block", [128, 128], GROUPS), SCALE
+    ),
 }
 
 
@@ -337,6 +348,62 @@ def test_a_text_is_that_of_the_weights_that_floats_mean(tmp_path, name):
     plain = greedy_by_transformers(expected, text, 16)
     for method in ("plain", "token_recycling"):
         assert generate(model, text, method, max_new_tokens=16, temperature=0).new_tokens == [plain]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("blocks", r"fp8 of .* asks for activations of 8 bits \(dynamic scales\): here they keep"),
+        ("tensor", r"fp8 of .* asks for activations of 8 bits \(static scales\)"),
+        (
+            "compressed rows",
+            r"compressed-tensors of .* 8 bits \(dynamic scales, strategy='token'\)",
+        ),
+        ("compressed groups of activations", r"\(dynamic scales, strategy='group'\)"),
+        ("compressed tensor, static", r"\(static scales, strategy='tensor'\)"),
+        ("compressed tensor", None),
+    ],
+)
+def test_what_activations_are_to_be_is_named(tmp_path, name, asked):
+    FLOATS[name](tmp_path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load_causal_model(tmp_path, torch.float32)
+    texts = [str(x.message) for x in said if "activations" in str(x.message)]
+    assert len(texts) == (asked is not None)
+    assert asked is None or re.search(asked, texts[0])
+
+
+def experts(folder, fused):
+    """Write a mixture of experts in fp8: of each expert three layers, or all as one tensor."""
+    model = tiny_model("qwen3_moe")
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    if fused:
+        kept = {key: x for key, x in tensors.items() if ".experts." not in key}
+        tensors = kept | {key: x for key, x in model.state_dict().items() if ".experts." in key}
+    for key in [key for key in tensors if "_proj" in key]:
+        scale = tensors[key].abs().amax() / 448
+        tensors[key] = (tensors[key] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{key}_scale_inv"] = scale.reshape([1] * tensors[key].dim())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = BLOCKS
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("fused", "reason"),
+    [
+        (False, r"model.layers.0.mlp.experts.0.\w+ is of fp8, and no linear layer of the model"),
+        (True, r"model.layers.0.mlp.experts.\w+ of F8_E4M3 is no weight of a linear layer"),
+    ],
+)
+def test_experts_of_fp8_are_named(tmp_path, fused, reason):
+    """Those of one tensor were taken for numbers without their scales."""
+    experts(tmp_path, fused)
+    with pytest.raises(ValueError, match=reason):
+        load_causal_model(tmp_path, "auto")
 
 
 def not_a_number(packed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +54,11 @@ def load_causal_model(
     with _naming(folder):
         layout = layout_of(config) if ours else None
     if layout is not None:
+        if layout.activations is not None:
+            asked = f"{layout.method} of {folder} asks for activations of 8 bits"
+            warnings.warn(
+                f"{asked} ({layout.activations}): here they keep their type", stacklevel=2
+            )
         config.quantization_config = as_ours(layout, folder)
         where["config"] = config
     with _naming(folder):

@@ -46,6 +46,8 @@ class Layout(NamedTuple):
 
     Codes may be floats of 8 bits, which have no zero points.
     """
+    activations: str | None = None
+    """How the checkpoint wants activations rounded to 8 bits, which is not done here."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,6 +139,7 @@ def _bitsandbytes() -> Layout:
 
 def _compressed_tensors(settings: Any) -> Layout:
     method = "compressed-tensors"
+    asked = None
     stored = _expect(method, settings, "format", ("pack-quantized", "float-quantized"), None)
     groups = list((settings.get("config_groups") or {}).values())
     kinds = [group.get("weights") or {} for group in groups]
@@ -152,6 +155,9 @@ def _compressed_tensors(settings: Any) -> Layout:
             # Rounding to 8 bits makes products faster elsewhere; here rows keep theirs.
             _expect(f"{method} of activations", rounded, "type", ("float",), "float")
             _expect(f"{method} of activations", rounded, "num_bits", (8,), 8)
+            if rounded:
+                when = "dynamic" if rounded.get("dynamic") else "static"
+                asked = f"{when} scales, strategy={rounded.get('strategy')!r}"
             continue
         _expect(method, group, "input_activations", (None,), None)
         _expect(method, weights, "num_bits", (4, 8), None)
@@ -159,7 +165,7 @@ def _compressed_tensors(settings: Any) -> Layout:
         _expect(method, weights, "strategy", ("group", "channel"), None)
         _expect(method, weights, "actorder", (None, "weight", "static"), None)
     if stored == "float-quantized":
-        return _of_floats(method, kinds[0].get("block_structure"))
+        return _of_floats(method, kinds[0].get("block_structure"), asked)
 
     def read(x: Tensors, bits: int) -> Any:
         codes = _unpacked(x["weight_packed"], bits, dim=1)[:, : int(x["weight_shape"][1])]
@@ -175,11 +181,11 @@ def _compressed_tensors(settings: Any) -> Layout:
 def _float8(settings: Any) -> Layout:
     method = "fp8"
     _expect(method, settings, "fmt", ("e4m3",), "e4m3")
-    _expect(method, settings, "activation_scheme", ("dynamic", "static"), "dynamic")
-    return _of_floats(method, settings.get("weight_block_size"))
+    scheme = _expect(method, settings, "activation_scheme", ("dynamic", "static"), "dynamic")
+    return _of_floats(method, settings.get("weight_block_size"), f"{scheme} scales")
 
 
-def _of_floats(method: str, block: Any) -> Layout:
+def _of_floats(method: str, block: Any, activations: str | None) -> Layout:
     """Return the layout of floats of 8 bits with a scale for each `block`, row or tensor."""
     if block is not None and (len(block) != 2 or block[1] != BLOCK):
         raise NotRead(
@@ -203,7 +209,8 @@ def _of_floats(method: str, block: Any) -> Layout:
         return codes, scale.repeat_interleave(block[0], 0)[: len(codes)], None
 
     first = "weight_scale_inv", "weight_scale"
-    return Layout(method, 8, first, ("weight", "input_scale", "activation_scale"), read)
+    others = "weight", "input_scale", "activation_scale"
+    return Layout(method, 8, first, others, read, activations)
 
 
 def _unpacked(
@@ -359,7 +366,10 @@ def _layers(layout: Layout, folder: Path) -> dict[str, Tensors]:
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118 - it is no dictionary
                 layer, _, name = key.rpartition(".")
-                if name in layout.names:
+                if name not in layout.names:
+                    if (kind := opened.get_slice(key).get_dtype()).startswith("F8"):
+                        raise NotRead(f"{key} of {kind} is no weight of a linear layer")
+                else:
                     like = opened.get_tensor(key)
                     found.setdefault(layer, {})[name] = like.to("meta")
 

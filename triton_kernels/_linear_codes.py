@@ -19,9 +19,10 @@ import triton.language as tl
 
 from . import _configs, _sizes
 from ._bfloat16 import cast
+from ._blocks import follow_previous
 from ._eight_bits import numbers as widened
-from ._launch import launch
-from .linear_few_rows import _load, _plus, _row_stride, _store
+from ._launch import early, launch
+from .linear_few_rows import _load, _plus, _prefetch, _row_stride, _store
 
 BLOCK = tl.constexpr(128)  # codes of a step
 FORMS = {  # of codes, and what kernels read them as
@@ -234,7 +235,7 @@ def linear_codes_kernel(
     FORM: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ACTIVATION: tl.constexpr,
     WORDS: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):
     # fmt: on
     """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
@@ -249,28 +250,27 @@ def linear_codes_kernel(
     SUMMED: tl.constexpr = BLOCK if GROUP is None or GROUP >= BLOCK else GROUP  # by themselves
     COUNT: tl.constexpr = 32 if FORM == "int4" or SUMMED == 32 or dtype == tl.float32 else 64
     block = tl.program_id(0)
-    if second is not None:
-        blocks, before = tl.cdiv(N, BLOCK_N), N
-        if block >= blocks:
-            block -= blocks
-            weight, bias, N = second, second_bias, second_N
-            scale, scale_step, zero, zero_step = (
-                second_scale, second_scale_step, second_zero, second_zero_step,
-            )  # fmt: skip
-            out += before
-            if residual is not None:
-                residual += before
-            if third is not None:
-                blocks = tl.cdiv(second_N, BLOCK_N)
-                if block >= blocks:
-                    block -= blocks
-                    weight, bias, N = third, third_bias, third_N
-                    scale, scale_step, zero, zero_step = (
-                        third_scale, third_scale_step, third_zero, third_zero_step,
-                    )  # fmt: skip
-                    out += second_N
-                    if residual is not None:
-                        residual += second_N
+    before = 0  # outputs of the weights before this program's
+    for other in tl.static_range(2):
+        of = (
+            (
+                second, second_bias, second_N, second_scale, second_scale_step, second_zero,
+                second_zero_step,
+            ),
+            (
+                third, third_bias, third_N, third_scale, third_scale_step, third_zero,
+                third_zero_step,
+            ),
+        )[other]  # fmt: skip
+        if of[0] is not None:
+            blocks = tl.cdiv(N, BLOCK_N)
+            if block >= blocks:
+                block -= blocks
+                before += N
+                weight, bias, N, scale, scale_step, zero, zero_step = of
+    out += before
+    if residual is not None:
+        residual += before
     scale_step *= STEP  # what was chosen has no divisor for older Tritons
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -285,6 +285,14 @@ def linear_codes_kernel(
         p_up, p_up_scale = up + row * up_stride, up_scale + row * up_scale_stride
         if up_zero is not None:
             p_up_zero = up_zero + (row // 4 if WORDS else row * up_zero_stride)
+    if PDL:  # codes depend on no launch: meanwhile they come nearer
+        width = K
+        if FORM == "int4":
+            width = tl.cdiv(K, 8)
+        _prefetch(p_weight, n, N, weight_stride, width, WHOLE)
+        if up is not None:
+            _prefetch(p_up, n, N, up_stride, width, WHOLE)
+    follow_previous(PDL)
     nothing = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total, gate, more, more_gate = nothing, nothing, nothing, nothing  # ``more``: the second tile
     for k0 in tl.range(0, K, BLOCK, num_stages=STAGES):
@@ -387,5 +395,5 @@ def linear_codes(x, parts, up, activation, residual, out):
         DEEP=K % blocks.block_k == 0, TWO=tiles == 2, PTX=_configs.runs_ptx(x.device),
         PRECISION=blocks.precision, BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n,
         STAGES=blocks.num_stages, num_warps=blocks.num_warps, num_stages=blocks.num_stages,
-        **blocks.options,
+        **blocks.options, **early(x.device),
     )  # fmt: skip

@@ -45,11 +45,16 @@ def _load(p_row, row_ok, k, K, ALL: tl.constexpr, DEEP: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(p_row, back, stride, K):
-    """Ask for the first KiB of rows to come to L2; those behind the last are ``back`` from it."""
+def _prefetch(p_row, n, N, stride, K, WHOLE: tl.constexpr):
+    """Ask for the first KiB of rows ``n`` to come to L2; in place of one behind the last, of that.
+
+    ``WHOLE`` says that there is none.
+    """
     SIZE: tl.constexpr = p_row.dtype.element_ty.primitive_bitwidth // 8
+    if not WHOLE:
+        p_row += (tl.minimum(n, N - 1) - n).to(tl.int64) * stride
     k = tl.minimum(tl.arange(0, 8) * (128 // SIZE), K - 1)
-    line = (p_row + back.to(tl.int64) * stride)[:, None] + k[None, :]
+    line = p_row[:, None] + k[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False,
         pack=1,
@@ -120,22 +125,18 @@ def linear_few_rows_kernel(
     ``second`` and a ``third`` weight, whose rows are as far apart, stand beside those of the first.
     """
     block = tl.program_id(0)
-    if second is not None:
-        blocks, before = tl.cdiv(N, BLOCK_N), N
-        if block >= blocks:
-            block -= blocks
-            weight, bias, N = second, second_bias, second_N
-            out += before
-            if residual is not None:
-                residual += before
-            if third is not None:
-                blocks = tl.cdiv(second_N, BLOCK_N)
-                if block >= blocks:
-                    block -= blocks
-                    weight, bias, N = third, third_bias, third_N
-                    out += second_N
-                    if residual is not None:
-                        residual += second_N
+    before = 0  # outputs of the weights before this program's
+    for other in tl.static_range(2):
+        of = ((second, second_bias, second_N), (third, third_bias, third_N))[other]
+        if of[0] is not None:
+            blocks = tl.cdiv(N, BLOCK_N)
+            if block >= blocks:
+                block -= blocks
+                before += N
+                weight, bias, N = of
+    out += before
+    if residual is not None:
+        residual += before
     m, n = tl.arange(0, BLOCK_M), block * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     p_x = x + m.to(tl.int64) * x_stride
@@ -145,9 +146,9 @@ def linear_few_rows_kernel(
     if up is not None:
         p_up = up + n.to(tl.int64) * up_stride
     if PDL:  # weights depend on no launch: meanwhile they come nearer
-        _prefetch(p_weight, tl.minimum(n, N - 1) - n, weight_stride, K)
+        _prefetch(p_weight, n, N, weight_stride, K, WHOLE)
         if up is not None:
-            _prefetch(p_up, tl.minimum(n, N - 1) - n, up_stride, K)
+            _prefetch(p_up, n, N, up_stride, K, WHOLE)
     follow_previous(PDL)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     gate, more, more_gate = total, total, total  # ``more`` is of the second tile of rows

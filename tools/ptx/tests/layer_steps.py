@@ -12,6 +12,7 @@ from specattn.blocks import TORCH, Norm
 
 from ..launch import emulated
 from ..machine import Options
+from .linear_codes import Codes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -143,6 +144,8 @@ def early(arch):
         check_best(*level, 5, best_children(*level, 5, 3))
         up, down = torch.randn(2, 24, 40).to(BF16)
         specattn.linear_few_rows(x, up, up=down, activation="silu")
+        codes = Codes(2, 24, 128, 2, 4, gated=True, activation="silu").arguments
+        torch.ops.specattn.linear_few_rows(*codes, x.new_empty(2, 24))
         q, k, v = torch.randn(2, 16, 2, 16).to(BF16), *torch.randn(2, 2, 48, 1, 16).to(BF16)
         specattn.hybrid_tree_attention(
             q[:, :3], k, v, torch.tensor([45, 40], dtype=torch.int32), None, None

@@ -1,4 +1,7 @@
-"""Checkpoints whose layers were rounded once: a run has the texts of one that rounds by itself."""
+"""Checkpoints whose layers were rounded once: a run has the texts of one that rounds by itself.
+
+`tests/integrations/vllm/test_stored.py` lets vLLM and transformers read them.
+"""
 
 import json
 import os
@@ -97,20 +100,6 @@ def test_layers_of_two_kinds_are_named(tmp_path):
     assert set(strategies) == {"group", "channel"}
     assert all(name.endswith("down_proj") for name in strategies["channel"])
     assert "model.layers.0.self_attn.q_proj" in strategies["group"]
-
-
-@pytest.mark.parametrize("kind", QUANTIZE)
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_reads_the_same_numbers(tmp_path, kind):
-    pytest.importorskip("compressed_tensors")
-    from transformers import AutoModelForCausalLM
-
-    stored(tmp_path, kind, **MIXED)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "few", dtype=torch.float32)
-    ours, (text,) = load_causal_model(tmp_path / "few", torch.float32), prompts([20])
-    with torch.no_grad():
-        logits = theirs(text[None]).logits, ours(text[None]).logits
-    assert torch.allclose(*logits, rtol=1e-4, atol=5e-3)
 
 
 def test_other_files_come_along(tmp_path):

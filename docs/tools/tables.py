@@ -13,6 +13,7 @@ import decoding_tables  # noqa: F401
 import drafter_tables  # noqa: F401
 import kernel_tables  # noqa: F401
 import method_tables  # noqa: F401
+import prediction_tables  # noqa: F401
 import state  # noqa: F401
 import step_tables  # noqa: F401
 from records import TABLES

@@ -20,18 +20,44 @@ from specattn.cli.options import DTYPES
 from specattn.decoding import METHODS, parse_method
 from tests import HANGS
 
+WITHOUT_TORCH = (
+    *("", "-h", "--version", "generate -h", "compare -h", "train longspec -h", "tune vegas -h"),
+    *("generat", "generate --temprature 1"),
+)
+WITHOUT_TRANSFORMERS = ("env", "plan")
+LINES = f"""
+import sys
+from specattn_command import main
+def said(*what):
+    heavy = [name for name in ("torch", "transformers") if name in sys.modules]
+    print("imports", *what, *heavy, sep="|")
+for line in {(*WITHOUT_TORCH, *WITHOUT_TRANSFORMERS)}:
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as stop:
+        said(line, stop.code)
+    if line == {WITHOUT_TORCH[-1]!r}:
+        import specattn
+        said("import specattn", 0)
+assert callable(specattn.backends) and callable(specattn.hybrid_tree_attention)
+assert 'hybrid_tree_attention' in specattn.__all__ and not hasattr(specattn, 'nothing')
+import torch
+torch.ops.specattn.hybrid_tree_attention.default
+"""
 
-def test_what_decodes_nothing_imports_no_transformers():
-    """Importing it takes seconds."""
-    code = (
-        "import sys\nfrom specattn.cli import main\n"
-        "for line in ('-h', '--version', 'env', 'plan', 'generate --help', 'train longspec -h'):\n"
-        "    sys.argv[1:] = line.split()\n"
-        "    try:\n        main()\n    except SystemExit as stop:\n"
-        "        print(line, stop.code, 'transformers' in sys.modules, file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert len(re.findall("^.* 0 False$", done.stderr, re.MULTILINE)) == 6, done.stderr
+
+def test_help_imports_no_torch_and_what_decodes_nothing_no_transformers():
+    """Importing them takes seconds; a mistake in the options needs neither, too."""
+    done = subprocess.run([sys.executable, "-c", LINES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [line.split("|")[1:] for line in done.stdout.splitlines() if "imports|" in line]
+    failing = ("", "generat", "generate --temprature 1")
+    assert found == [
+        *([line, "2" if line in failing else "0"] for line in WITHOUT_TORCH),
+        ["import specattn", "0"],
+        *([line, "0", "torch"] for line in WITHOUT_TRANSFORMERS),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -178,30 +204,6 @@ def test_without_a_sub_command_there_is_help(specattn, words):
     assert code == 2
     assert re.match(rf"\s*Usage: (\S.*)?specattn {words} ?\[OPTIONS\]", text)
     assert not said
-
-
-def test_help_imports_no_torch():
-    """Whose import takes seconds; nor does a mistake in the options."""
-    code = (
-        "import sys\nfrom specattn_command import main\n"
-        "for line in ('', '-h', '--version', 'generate -h', 'compare -h', 'train longspec -h',\n"
-        "             'tune vegas -h', 'generat', 'generate --temprature 1'):\n"
-        "    sys.argv[1:] = line.split()\n"
-        "    try:\n        main()\n    except SystemExit:\n"
-        "        assert 'torch' not in sys.modules, line\n"
-        "import specattn\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert callable(specattn.backends) and callable(specattn.hybrid_tree_attention)\n"
-        "assert 'hybrid_tree_attention' in specattn.__all__ and not hasattr(specattn, 'nothing')\n"
-        "import torch\ntorch.ops.specattn.hybrid_tree_attention.default\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_package_defines_its_operators_when_it_is_imported():
-    code = "import specattn, torch; torch.ops.specattn.hybrid_tree_attention.default"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_help_is_in_groups_and_names_values_in_words(specattn):

@@ -3,6 +3,7 @@
 No GPU is here: kernels of the CPU stand for those of a GPU, or a stub driver takes the launches.
 """
 
+import multiprocessing
 import os
 import time
 import warnings
@@ -226,12 +227,21 @@ def outcomes(job, device):
     return [Verdict(job.backend, str(job.case), "failed" if job.backend == "fails" else "right")]
 
 
-def test_what_dies_or_fails_costs_no_other_job():
-    """Each of the first two ends its process, and another one goes on."""
+def test_what_dies_or_fails_costs_no_other_job(monkeypatch):
+    """Each of the first two ends its process, and another one goes on.
+
+    They are forks here: a process that begins anew, as beside a GPU, imports torch for seconds.
+    """
+    monkeypatch.setattr(workers, "get_context", lambda kind: multiprocessing.get_context("fork"))
     jobs = [workers.Job(backend, SELECTION) for backend in ("dies", "fails", "works")]
     found = list(workers.verdicts(jobs, 0, 1, HANGS, outcomes))
     assert states(found) == ["lost", "failed", "right"]
     assert found[0].said == "its process ended with status 7"
+
+
+def test_a_job_reaches_a_process_that_begins_anew():
+    (found,) = workers.verdicts([workers.Job("works", SELECTION)], 0, 1, HANGS, outcomes)
+    assert found == Verdict("works", str(SELECTION), "right")
 
 
 def test_what_hangs_is_given_up():

@@ -14,13 +14,12 @@ SETTINGS = {
     "tokenswift": {"widths": (1, 2, 2)},
 }
 COPIES, NEW_TOKENS, CELLS = 128, 8, 20
-QUICK = "dflash", "jetflow"
 
 
-def methods():
+def methods(quick=("dflash", "jetflow")):
     """Yield every method with an embedded drafter; JetFlow's is DFlash's."""
     for name in (*PROMISED, "jetflow", *HEADS):
-        yield pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        yield pytest.param(name, marks=() if name in quick else pytest.mark.slow)
 
 
 def method_of(name):
@@ -51,7 +50,7 @@ def test_the_text_is_that_of_plain_decoding(model, texts, name):
         assert found.statistics.total.accepted > 10
 
 
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.parametrize("name", list(methods(quick=("dflash",))))
 def test_sampled_text_has_the_targets_distribution(model, texts, name):
     """Where a token falls among the target's, the likelier ones first, is uniform."""
     prompt = texts[1][:64]

@@ -1,0 +1,43 @@
+"""Scripts in forks of a test's process, which has imported what takes seconds."""
+
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from tests import HANGS
+
+
+def run_script(path, *arguments):
+    """Run a script as ``python path ...`` would, to its end; return what it prints."""
+    with tempfile.TemporaryFile("w+") as printed:
+        child = os.fork()
+        if child == 0:
+            _become(printed, path, arguments)
+        _, status = os.waitpid(child, 0)
+        printed.seek(0)
+        said = printed.read()
+    assert os.waitstatus_to_exitcode(status) == 0, said
+    return said
+
+
+def _become(printed, path, arguments):
+    """Run the script in this process, which ends with it."""
+    code = 1
+    try:
+        signal.alarm(HANGS)
+        sys.stdout = sys.stderr = printed
+        sys.argv = [str(path), *map(str, arguments)]
+        sys.path.insert(0, str(Path(path).parent))
+        runpy.run_path(str(path), run_name="__main__")
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        printed.flush()
+        os._exit(code)

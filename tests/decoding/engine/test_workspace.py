@@ -9,6 +9,7 @@ from threading import Barrier
 
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 from specattn.blocks.programs import _Captured
 from specattn.blocks.recorder import Recorder
@@ -88,11 +89,18 @@ def test_a_second_run_of_drawn_tokens_records_nothing(name, recordings):
     check_second_run(name, recordings, temperature=0.9, do_sample=True, seed=5)
 
 
+class EndsAtOnce(StoppingCriteria):
+    """Ends texts long before they need the room that was made for them."""
+
+    def __call__(self, ids, scores, **_):
+        return torch.ones(len(ids), dtype=torch.bool)
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_a_cache_with_more_room_changes_no_draft(name):
     model, fresh = tiny_model(), tiny_model()
     method, own = settings_of(model)[name], settings_of(fresh)[name]
-    texts_of(model, method, max_new_tokens=70)
+    texts_of(model, method, max_new_tokens=70, stopping_criteria=[EndsAtOnce()])
     longer = kept(model)
     found = generate(model, TEXTS, method, **SETTINGS)
     assert kept(model) is longer

@@ -63,8 +63,16 @@ def run(model, texts, method, compile, **options):
     return found.new_tokens
 
 
-@pytest.mark.parametrize("compile", ["auto", "off"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "compile"),
+    [
+        (torch.bfloat16, "auto"),
+        (torch.float64, "off"),
+        pytest.param(torch.bfloat16, "off", marks=pytest.mark.slow),
+        pytest.param(torch.float64, "auto", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_default_dtype_reaches_no_buffer(
     model, methods, texts, greedy, drawn, name, dtype, compile

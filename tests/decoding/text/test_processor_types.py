@@ -59,8 +59,15 @@ def by_ours(model, texts, name, rules, **options):
     return generate(model, texts, name, **options).new_tokens
 
 
-@pytest.mark.parametrize("name", WITHOUT_DRAFTER)
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [  # half of them have every type, and every method two
+        pytest.param(dtype, name, marks=pytest.mark.slow if (t // 2 + n) % 2 else ())
+        for t, dtype in enumerate(TYPES)
+        for n, name in enumerate(WITHOUT_DRAFTER)
+    ],
+    ids=str,
+)
 def test_any_floating_type_is_taken(model, banned, dtype, name):
     texts, rules = prompts([9, 30, 17]), LogitsProcessorList([Bans(dtype)])
     expected = banned(dtype, (9, 30, 17))

@@ -25,13 +25,12 @@ def mostly(first, *others):
 def interpreted(count):
     """Return settings for a property that Triton's interpreter runs, some half second to a case.
 
-    Every run of the tests draws the same cases, so a few of them are enough while the kernels are
+    Every run of the tests draws the same cases, so two of them are enough while the kernels are
     those on record; `make fuzz` draws ten times as many.
     """
     if hypothesis.settings.get_current_profile_name() == "fuzz":
         return hypothesis.settings(max_examples=10 * count)
-    few = max(2, count // 7)
-    return hypothesis.settings(max_examples=count if executed.wanted("triton") else few)
+    return hypothesis.settings(max_examples=count if executed.wanted("triton") else 2)
 
 
 @pytest.fixture(autouse=True)

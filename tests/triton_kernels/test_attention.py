@@ -18,7 +18,7 @@ from tests.cases import (
     restride,
 )
 
-from .conftest import DEVICE, interpreted, mostly
+from .conftest import DEVICE, WHOLE, interpreted, mostly
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -80,13 +80,16 @@ def test_head_dimensions(dtype, head_dim):
 
 
 @pytest.mark.parametrize("parents", [EAGLE_PARENTS, MEDUSA_PARENTS], ids=["eagle", "medusa"])
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", mostly(3, None))
 def test_published_trees(parents, window):
     p = make_problem((40, 0), len(parents), parents=parents, kv_heads=1, dtype=torch.bfloat16)
     assert_as_good_as_torch(hybrid(p, window=window), p, window=window)
 
 
-@pytest.mark.parametrize(("rows", "tree_size"), [(69, 69), (3, 130), (1, 64)])
+@pytest.mark.parametrize(
+    ("rows", "tree_size"),
+    [(3, 130), pytest.param(69, 69, marks=WHOLE), pytest.param(1, 64, marks=WHOLE)],
+)
 @pytest.mark.parametrize("packed", mostly(True, False), ids=["packed", "bool"])
 def test_masks_of_many_words(rows, tree_size, packed):
     p = make_problem((20, 33), rows, tree_size=tree_size, kv_heads=1, dtype=torch.bfloat16)
@@ -94,9 +97,16 @@ def test_masks_of_many_words(rows, tree_size, packed):
     assert_as_good_as_torch(hybrid(p, tree_mask=mask.to(DEVICE)), p)
 
 
-@pytest.mark.parametrize("in_cache", [False, True], ids=["apart", "in_cache"])
+@pytest.mark.parametrize(
+    ("rows", "in_cache"),
+    [
+        pytest.param(37, True, id="drafted-in_cache"),
+        pytest.param(_configs.DRAFTED + 70, False, id="prompt-apart"),
+        pytest.param(37, False, id="drafted-apart", marks=WHOLE),
+        pytest.param(_configs.DRAFTED + 70, True, id="prompt-in_cache", marks=WHOLE),
+    ],
+)
 @pytest.mark.parametrize("window", mostly(5, None, 60))
-@pytest.mark.parametrize("rows", [37, _configs.DRAFTED + 70], ids=["drafted", "prompt"])
 def test_no_mask_is_a_causal_chain(rows, window, in_cache):
     p = make_problem((40, 3), rows, parents="chain", dtype=torch.float16, tree_in_cache=in_cache)
     options = {"tree_mask": None, "window": window, "paged": in_cache}
@@ -120,7 +130,7 @@ def test_rows_that_see_nothing_are_empty_states():
     assert_as_good_as_torch((out, lse), p)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", mostly(*DTYPES), ids=str)
 def test_one_key_with_an_extreme_logit(dtype):
     p = make_problem((1,), 1, kv_heads=1, dtype=dtype)
     q = torch.full_like(p.q, 255.0)

@@ -8,7 +8,7 @@ import specattn
 from tests.cases import assert_accurate, dense_attention, expected
 from tests.latents import make_latents
 
-from .conftest import DEVICE
+from .conftest import DEVICE, mostly
 from .test_attention import assert_as_good_as_torch
 
 SHAPES = [  # D, Dv, whether V is a view of K
@@ -38,7 +38,7 @@ def on_cpu(p):
     return p.to(device="cpu")
 
 
-@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("paged", mostly(True, False), ids=["paged", "contiguous"])
 @pytest.mark.parametrize(("D", "v_dim", "shared"), SHAPES)
 def test_hybrid(D, v_dim, shared, paged):
     p, sinks = make(D, v_dim, shared), torch.linspace(-1, 1, 8)
@@ -46,7 +46,7 @@ def test_hybrid(D, v_dim, shared, paged):
     assert_as_good_as_torch(state, on_cpu(p), sinks=sinks, **EVERY)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 9], ids="{} rows".format)
+@pytest.mark.parametrize("rows", mostly(9, 1, 3), ids="{} rows".format)
 def test_tiles_of_rows(rows):
     p = make(576, 512, True, (70,), rows, q_heads=16)
     state = specattn.hybrid_tree_attention(**call(p))

@@ -18,6 +18,7 @@ from specattn.cli import run_state
 from specattn.cli.session import DecodingSession
 from specattn.decoding import Plain, generate
 from specattn.planning import MODELS, ModelShape
+from specattn.widening import widened_target
 from tests.cli.conftest import TINY
 from tests.cli.test_generate import broken
 from tests.decoding.rounding_ties import Recording
@@ -175,7 +176,7 @@ def test_the_demo_of_a_real_body_makes_it_once(specattn, prompt, refused, monkey
     assert f"in the sizes of deeper, the same text and drafts: {tmp_path / 'wide/deeper'}" in said
     assert ModelShape.from_config(tmp_path / "wide/deeper").layers == deeper.layers
     made = (tmp_path / "wide/deeper/config.json").stat()
-    assert specattn(*line)[0] == 0
+    assert widened_target("deeper", tmp_path / "wide") == tmp_path / "wide/deeper"
     assert (tmp_path / "wide/deeper/config.json").stat() == made
     refused("--wide: expected one of", "demo", prompt, "--wide", "qwen3-30b-a3b")
 

@@ -63,14 +63,11 @@ def run(model, texts, method, compile, **options):
     return found.new_tokens
 
 
+@pytest.mark.parametrize("compile", ["auto", "off"])
 @pytest.mark.parametrize(
-    ("dtype", "compile"),
-    [
-        (torch.bfloat16, "auto"),
-        (torch.float64, "off"),
-        pytest.param(torch.bfloat16, "off", marks=pytest.mark.slow),
-        pytest.param(torch.float64, "auto", marks=pytest.mark.slow),
-    ],
+    "dtype",
+    # Too few bits change texts; too many are at most refused, where bfloat16's are, too.
+    [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
     ids=str,
 )
 @pytest.mark.parametrize("name", NAMES)

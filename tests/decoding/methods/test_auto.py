@@ -71,8 +71,15 @@ def trained(model):
 
 
 @pytest.mark.parametrize("name", ["longspec", "poss", "eagle3", "dflash", "medusa"])
-@pytest.mark.parametrize("temperature", [0.0, 1.2])
-@pytest.mark.parametrize("lengths", [(40,), (5, 33, 60)])
+@pytest.mark.parametrize(
+    ("temperature", "lengths"),
+    [
+        (0.0, (5, 33, 60)),
+        (1.2, (40,)),
+        pytest.param(0.0, (40,), marks=pytest.mark.slow),
+        pytest.param(1.2, (5, 33, 60), marks=pytest.mark.slow),
+    ],
+)
 def test_the_text_is_that_of_plain_decoding_whoever_drafts(
     model, capricious, name, temperature, lengths
 ):

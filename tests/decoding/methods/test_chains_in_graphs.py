@@ -51,12 +51,12 @@ def test_tokens_are_drawn_as_by_torch(dtype, seeded, warm):
     [
         ("vegas", 0.0),
         ("longspec", 0.8),
-        ("quest", 0.0),
         *(
             pytest.param(*one, marks=SLOW)
             for one in (
                 ("vegas", 0.8), ("vegas by head", 0.0), ("cast", 0.0), ("cast", 0.8),
-                ("longspec", 0.0), ("longspec", 0.7), ("vegas", 0.7), ("quest", 0.8),
+                ("longspec", 0.0), ("longspec", 0.7), ("vegas", 0.7),
+                ("quest", 0.0), ("quest", 0.8),
             )
         ),
     ],
@@ -66,7 +66,7 @@ def test_a_chain_is_one_graph(name, temperature, monkeypatch):
     monkeypatch.setattr("specattn.quantised._BY_TILES", ())  # codes of a GPU do not lie in tiles
     model, graphs, rounds = tiny_model("llama", **FEW), [], []
     method, texts = DRAFTS[name](model), prompts([9, 14])
-    options = {"max_new_tokens": 9, "temperature": temperature, "seed": 3}
+    options = {"max_new_tokens": 6, "temperature": temperature, "seed": 3}
     options["do_sample"] = temperature > 0
     options["top_k"] = 50 if temperature == 0.8 else 0
     verify = Target.verify

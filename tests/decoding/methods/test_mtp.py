@@ -28,6 +28,7 @@ PUBLISHED = [
     ("glm4_moe", DEEPSEEK),
     ("qwen2", MIMO),
 ]
+SEEN = [("qwen3_next", QWEN), ("qwen3_5_moe", QWEN)]  # another family has their layout, too
 SMALL = {"width": 4, "depth": 3, "total_tokens": 24}
 
 
@@ -114,8 +115,14 @@ def texts_of(family, layout, folder):
     return model, texts, [greedy_by_transformers(model, text, 30) for text in texts]
 
 
-@pytest.mark.parametrize("compile", ["off", "on"])
-@pytest.mark.parametrize(("family", "layout"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("family", "layout", "compile"),
+    [
+        *((*one, "on") for one in PUBLISHED),
+        *((*one, "off") for one in PUBLISHED if one not in SEEN),
+        *(pytest.param(*one, "off", marks=pytest.mark.slow) for one in SEEN),
+    ],
+)
 def test_the_text_is_that_of_plain_decoding(tmp_path_factory, family, layout, compile):
     """By a tree and by a chain; and a seed decides the text."""
     folder = tmp_path_factory.getbasetemp() / f"mtp-{family}"

@@ -2,13 +2,12 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from specattn.files import check_folder_writable, check_writable, keep, write_atomically
+from tests.forks import fork
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):
@@ -74,14 +73,10 @@ def test_a_write_that_makes_no_file_is_an_error(tmp_path):
 def test_processes_do_not_share_a_partial_file(tmp_path):
     """A second process writes the same path while the first is in the middle of its own."""
     path = tmp_path / "out.json"
-    other = (
-        "import sys; from pathlib import Path; from specattn.files import write_atomically\n"
-        "write_atomically(Path(sys.argv[1]), lambda partial: partial.write_text('theirs'))"
-    )
 
     def write(partial):
         partial.write_text("ours")
-        subprocess.run([sys.executable, "-c", other, path], check=True, env=os.environ.copy())
+        fork(lambda: write_atomically(path, lambda partial: partial.write_text("theirs")))
         assert path.read_text() == "theirs"
 
     write_atomically(path, write)

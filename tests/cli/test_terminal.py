@@ -140,6 +140,7 @@ def test_a_redirected_text_stays_so_beside_bars(specattn, monkeypatch, prompt):
 def test_no_bar_reaches_a_file():
     """Although some environments ask for colours everywhere."""
     code = (
+        "import specattn_command\n"  # as of the program, which imports torch late
         "from types import SimpleNamespace\n"
         "from specattn.cli.terminal import say, status, streamed_text\n"
         "with status('waiting'):\n    pass\n"

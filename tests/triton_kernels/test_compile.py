@@ -27,12 +27,23 @@ REGISTERS_OF_SM = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 4 
 SHARED_MEMORY = {"sm_80": 99 * KIB, "sm_90": 227 * KIB, "sm_100": 227 * KIB, "gfx942": 64 * KIB}
 
 
-def compiled(arch, which):
+COSTS = """
+import json, sys
+from dataclasses import asdict
+from tools.ptx.offline import costs
+which, *archs = sys.argv[1:]
+for arch in archs:
+    for cost in costs(arch, which):
+        print(json.dumps(asdict(cost)), flush=True)
+"""
+
+
+def compiled(which, *archs):
     """Compile in a process without TRITON_INTERPRET; return the costs and print them as a table."""
     environment = os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"}
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
-        [sys.executable, "-m", "tools.ptx.offline", arch, which],
+        [sys.executable, "-c", COSTS, which, *archs],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
@@ -145,19 +156,20 @@ def test_a_loop_is_what_all_ways_enter_at_its_head():
     assert list(_loops(code)) == [(0x10, 0x40)]
 
 
-@pytest.mark.parametrize("arch", QUICK)
-def test_compiles_without_spills(arch):
-    assert_fit(compiled(arch, "quick"))
+def test_compiles_without_spills():
+    found = compiled("quick", *QUICK)
+    assert {cost["arch"] for cost in found} == {*QUICK}
+    assert_fit(found)
 
 
 @pytest.mark.gpu_code("triton")
 @pytest.mark.parametrize(("arch", "which"), COMPILED.items())
 def test_every_primitive_compiles_without_spills(arch, which):
-    assert_fit(compiled(arch, which))
+    assert_fit(compiled(which, arch))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["small", *VARIANTS])
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 def test_every_configuration_compiles_without_spills(arch, which):
-    assert_fit(compiled(arch, which))
+    assert_fit(compiled(which, arch))

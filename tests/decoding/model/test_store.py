@@ -6,8 +6,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.decoding.model.quantised import QUANTIZE, QuantisedLinear, quantised
 from specattn.decoding.model.store import store_rounded
 from tests.decoding.models import prompts, tiny_model
+from tests.forks import fork
 
 WHOLE = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "num_attention_heads": 4}
 MIXED = {"intermediate_size": 100}  # down_proj has one group in a row of 100
@@ -142,27 +141,14 @@ def test_what_is_refused(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "few"}
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from specattn.decoding.model import store
-
-def wait(*given):
-    print("writing", flush=True)
-    sys.stdin.read()
-
-store._copy_others = wait
-store.store_rounded(Path(sys.argv[1]), Path(sys.argv[2]), "int4")
-"""
-
-
-def test_a_run_that_is_killed_leaves_no_model(tmp_path):
+def test_a_run_that_is_killed_leaves_no_model(tmp_path, monkeypatch):
     stored(tmp_path, "int8")
     whole, out = tmp_path / "whole", tmp_path / "out"
-    line = [sys.executable, "-c", KILLED, whole, out]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"writing\n"
-        os.kill(process.pid, signal.SIGKILL)
+    killed = lambda *given: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch.setattr("specattn.decoding.model.store._copy_others", killed)
+    with pytest.raises(AssertionError, match=f"status {-signal.SIGKILL}"):
+        fork(lambda: store_rounded(whole, out, "int4"))
+    monkeypatch.undo()
     assert not out.exists()
     with pytest.raises(ValueError, match="is of a run that was killed, or goes on: remove it"):
         store_rounded(whole, out, "int4")

@@ -83,7 +83,13 @@ def test_anchors_are_drawn_anew_where_it_learns_and_not_where_it_is_judged():
     assert judged[0].tolist() == judged[1].tolist() == [[1, 10, 19, 28]] * 3
 
 
-@HEADS
+@pytest.mark.parametrize(
+    "causal",
+    [
+        pytest.param(False, id="bidirectional"),
+        pytest.param(True, id="causal", marks=pytest.mark.slow),
+    ],
+)
 def test_a_drafter_learns_and_more_is_accepted(causal):
     torch.manual_seed(0)
     target = tiny_model("qwen3", vocab_size=V, peak=1.0)

@@ -91,8 +91,15 @@ def test_a_block_is_the_restatement(monkeypatch, family, width, window, causal):
     assert 1 < output.statistics.total.accepted < output.statistics.total.drafted
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@pytest.mark.parametrize("compile", ["off", "on"])
+@pytest.mark.parametrize(
+    ("compile", "causal"),
+    [
+        pytest.param("on", False, id="on-bidirectional"),
+        pytest.param("on", True, id="on-causal"),
+        pytest.param("off", True, id="off-causal"),
+        pytest.param("off", False, id="off-bidirectional", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [{"width": 1}, {"width": 4, "total_tokens": 20}, {}, {"window": 6}, {"total_tokens": 256}],

@@ -33,7 +33,9 @@ def verified(targets, tree, seed=3, **options):
     return both(targets, lambda target: target.verify(tree, tokens, **options))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)], ids=str
+)
 def test_sixteen_bits(dtype):
     model = tiny_model("qwen3", peak=1.0, **FEW).to(dtype)
     found, expected = verified(two_targets(model)[0], TREE)

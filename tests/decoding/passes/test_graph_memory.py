@@ -96,7 +96,7 @@ def test_what_is_kept_of_a_pass_outlives_passes_of_other_sizes():
 @torch.no_grad()
 def test_passes_of_several_sizes_leave_their_logits_in_one_place():
     target = Target(tiny_model("llama", **FEW), 1, 48, "off")
-    target.runner, sizes = captured_runner(target), (5, 6, 7, 8)
+    target.runner, sizes = captured_runner(target), (5, 8)
     for rows in sizes:
         target.verify(Tree.chain(rows - 1), torch.stack(prompts([rows])), reuse_buffers=True)
     kept = [known.results[0] for known in target.runner._passes._kept.values()]

@@ -39,8 +39,19 @@ def test_hybrid(isa, D, v_dim, shared, heads, dtype):
 
 
 @at_once
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 9], ids="{} rows".format)
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (1, torch.float32),
+        (9, torch.bfloat16),
+        (1, torch.float16),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((1, torch.bfloat16), (9, torch.float32), (9, torch.float16))
+        ),
+    ],
+    ids=str,
+)
 def test_128_heads_in_the_cache(isa, rows, dtype):
     p = make(576, 512, True, (700,), rows, q_heads=128, tree_in_cache=True, dtype=dtype, scale=0.2)
     check_hybrid(p, in_cache=True, isa=isa)

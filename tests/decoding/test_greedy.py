@@ -50,8 +50,21 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", CONFIGS)
+# What a family may do otherwise: passes, selections in its layers, a second model's drafts. Other
+# methods draft from texts, or select as one of these does: they meet three kinds of layers.
+DIFFERENT = ("plain", "vegas", "quest", "triforce-hierarchy", "suffix")
+ALL_METHODS = ("qwen3", "mistral-sliding", "gpt_oss")
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        pytest.param(family, method, marks=() if quick else pytest.mark.slow)
+        for family in CONFIGS
+        for method in METHODS
+        for quick in [method in DIFFERENT or family in ALL_METHODS]
+    ],
+)
 def test_a_ragged_batch_equals_transformers(family, method):
     model, texts, expected = known(family, (5, 23, 40), NEW_TOKENS)
     output = generate(model, texts, METHODS[method], max_new_tokens=NEW_TOKENS)

@@ -139,6 +139,8 @@ def test_a_graph_of_more_requests_hands_out_those_that_are_left(tree, capture):
         assert_same(*verified(targets, tree, capture=capture))
         for target in targets:
             target.cache.retire(finished)
+        if targets[0].cache.batch_size:
+            assert targets[0].captured_rows(tree.size, capture) == 3 * tree.size
     assert [graph.replays for graph in graphs] == [3]
 
 

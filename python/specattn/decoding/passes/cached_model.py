@@ -198,13 +198,15 @@ class CachedModel:
         plan.capture, plan.reuse_buffers = capture, reuse_buffers
         return self.runner.run(plan, tokens)
 
-    def captured_rows(self, rows: int) -> int | None:
-        """Return in how many rows, all requests together, a pass of `rows` of each would run.
+    def captured_rows(self, rows: int, capture: CaptureSpec = NO_CAPTURE) -> int | None:
+        """Return in how many rows, all requests together, a verification of `rows` each would run.
 
         That is the size of the graph that serves it, of a larger batch perhaps. None: it would be
         captured first, or there are no graphs.
         """
-        return self.runner.captured_rows(self.plan(rows))
+        plan = self.plan(rows)
+        plan.capture = capture
+        return self.runner.captured_rows(plan)
 
     def draft(
         self,

@@ -39,6 +39,7 @@ TREES = [Tree([-1, 0, 0, 1, 1, 2, 5]), Tree.chain(6), Tree.chain(0)]
 
 QUICK = ("llama", "gemma2", "phi4")
 SERVED = [*CONFIGS, "gemma2", "gemma3", "phi3", "phi4", "olmo2", "smollm3"]
+SERVED += ["qwen3_5", "qwen3_next", "deepseek_v3"]  # layers with a state, and with latents
 
 
 def families_and_trees():

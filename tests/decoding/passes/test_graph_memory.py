@@ -83,7 +83,7 @@ def test_what_is_kept_of_a_pass_outlives_passes_of_other_sizes():
     """Logits and features that the next pass may not overwrite, by a graph of another size."""
     (target, _), graphs = two_targets(tiny_model("llama", peak=1.0, **FEW))
     target.cache.spare = 8
-    first, *others = (torch.stack(prompts([rows] * 2, seed=rows)) for rows in (3, 4, 1, 3))
+    first, *others = (torch.stack(prompts([rows] * 2, seed=rows)) for rows in (3, 6, 1, 3))
     kept = target.verify(Tree.chain(2), first)
     logits, features = kept.logits.clone(), kept.features.clone()
     for tokens in others:

@@ -186,13 +186,14 @@ def file_of(model: PreTrainedModel, place: Hashable) -> Path | None:
     if (folder := cache_named()) is None:
         return None
     where = str(model.dtype), str(model.device), torch.get_num_threads()
-    facts = [_machine(), where, model.config.to_dict(), place]
+    facts = [_machine(model.device), where, model.config.to_dict(), place]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return folder / "costs" / f"{key}.json"
 
 
 @cache
-def _machine() -> list[Any]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+def _machine(device: torch.device) -> list[Any]:
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor()
     isa = torch.backends.cpu.get_cpu_capability()
-    return [device, isa, torch.__version__, specattn.__version__]
+    return [name, isa, torch.__version__, specattn.__version__]

@@ -60,7 +60,7 @@ class Nodes(NamedTuple):
         Log-probabilities of paths, -inf of a node that only fills up. Siblings descend.
     parents : Tensor, int64 [B, n] or [n]
         Numbers among the nodes, -1 the root.
-    levels, ranks : array, int [n] or [B, n]
+    levels, ranks : array or Tensor, int [n] or [B, n]
         1 is the level below the root; a node's rank is the first width of a beam that finds it,
         less one.
     """
@@ -129,8 +129,10 @@ class TreeGains:
         parents = np.broadcast_to(nodes.parents.numpy(force=True), (batch, n))
         above = np.where(parents < 0, batch * n, parents + shift).ravel()
         levels, ranks = (
-            np.broadcast_to(x, (batch, n)).ravel() for x in (nodes.levels, nodes.ranks)
+            np.broadcast_to(x.numpy(force=True) if isinstance(x, torch.Tensor) else x, (batch, n))
+            for x in (nodes.levels, nodes.ranks)
         )
+        levels, ranks = levels.ravel(), ranks.ravel()
         scores, fills = scores.ravel(), np.isneginf(scores.ravel())
         with np.errstate(invalid="ignore"):
             own = np.where(fills, 0.0, np.exp(scores - np.append(scores, 0.0)[above]))

@@ -15,6 +15,7 @@ from specattn.decoding.drafting.pacer import Choice, Pacer
 from specattn.decoding.engine.contract import Draft, DraftContext, Drafter, Verified
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import CaptureSpec
+from specattn.decoding.text.draws import downloaded
 from specattn.decoding.text.sequences import Sequences
 
 
@@ -93,19 +94,31 @@ class Share(FixedSize):
         self.memo: tuple[Any, Any] = None, None  # what its rounds take, of late ...
         self.found = dict[int, list[Choice]]()  # ... and what fits by that, by depth
         self.deepest = int(self.depths.max())
+        self.planned = 1  # rows of the round
+        self.noted: tuple[int, Nodes] | None = None  # what is on its way to the host
         self.alone, self.pacer = True, Pacer(context, [self])
 
     def choose(self, root: torch.Tensor, depth: int) -> Effort:
         """Return the effort of the round that begins; its depth is at most `depth`."""
         self.pacer.prepare(root)
-        return self.pacer.choose(depth).effort
+        choice = self.pacer.choose(depth)
+        self.planned = choice.rows
+        return choice.effort
 
     def rows(self, effort: Effort, drafted: int, nodes: Callable[[], Nodes]) -> int:
-        """Return the rows with which the batch gains the most tokens per second."""
+        """Return the rows with which the batch gains the most tokens per second.
+
+        By what this draft offers; on a GPU, where hosts that wait for it take longer than rows do,
+        by what such drafts offered before.
+        """
         self.found.clear()
         if isinstance(self.gains, ChainGains):  # whose drafts are verified whole
             return super().rows(effort, drafted, nodes)
         number = self.efforts.index(effort)
+        if self.pacer.captures:
+            host = (downloaded(x) if isinstance(x, torch.Tensor) else x for x in nodes())
+            self.noted = number, Nodes(*host)
+            return min(drafted, self.planned)
         gains = self.gains.note(number, nodes())
         rates = (len(gains) + gains.sum(0)) / self.pacer.seconds(self)[number]
         return min(drafted, int(self.sizes[rates.argmax()]))
@@ -130,6 +143,9 @@ class Share(FixedSize):
     def learn(self, drafted: int, emitted: Sequence[Sequence[int] | None]) -> None:
         """Learn what requests went on with behind a draft of so many levels; None: another's."""
         self.found.clear()
+        if self.noted is not None:
+            self.gains.note(*self.noted)
+            self.noted = None
         if isinstance(self.gains, TreeGains):
             self.gains.learn(emitted)
         else:

@@ -28,6 +28,7 @@ from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
 from specattn.decoding.drafting.gains import NONE, Effort, Lookups, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.model import Model
+from specattn.decoding.passes.attention import NO_CAPTURE
 
 if TYPE_CHECKING:
     from specattn.decoding.drafting.pace import Share
@@ -144,8 +145,8 @@ class Pacer:
             most = self.most_looked_up
             found = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
             sizes = np.array(found)
-            new = [self._new(PASS, n) for n in (sizes * self.requests).tolist()]
-            found = self.passes(PASS, sizes) + np.array(new) * sizes / self.left
+            new = self.ledger.capture * np.array([self._records(n) for n in found])
+            found = self.passes(PASS, sizes) + new * sizes / self.left
             timed = zip(sizes.tolist(), found.tolist(), strict=True)
             self._of_lookups = known, {n: s for n, s in timed if s < np.inf} or {1: 1.0}
         return self._of_lookups[1]
@@ -155,13 +156,16 @@ class Pacer:
         costs, met = self.costs, len(self.met)
         return id(costs), costs.changes, met, self.requests, self._turn // _SETTLED
 
-    def _new(self, kind: str, size: Any, tries: float | None = None) -> float:
-        """Return the seconds that a shape takes besides, if it is new: to capture.
+    def _records(self, rows: int, share: Share | None = None) -> bool:
+        """Whether a pass of so many rows of each request is recorded or captured first."""
+        if (share.kind if share else PASS, rows * self.requests) in self.met:
+            return False
+        capture = share.capture(rows) if share and share.capture else NO_CAPTURE
+        return self.target.captured_rows(rows, capture) is None
 
-        With what `tries` take, of a drafter that was never timed, and for others tried in vain.
-        """
-        takes = 0.0 if (kind, size) in self.met else self.ledger.capture
-        return takes if tries is None else _DOUBT * (takes + tries)
+    def _new(self, name: str, effort: Effort) -> float:
+        """Return the seconds that a draft takes besides, if it is new: to record or capture."""
+        return 0.0 if effort == NONE or (name, effort) in self.met else self.ledger.capture
 
     def seconds(self, share: Share) -> Any:
         """Return what rounds of a drafter take, [efforts, sizes].
@@ -176,9 +180,11 @@ class Pacer:
         known = any((share.name, effort) in self.costs.seconds for effort in share.efforts)
         for row, effort in enumerate(share.efforts if share.run is not None else ()):
             taken[row] = guess = self.costs.guess(share.name, effort, level, self.a_row)
-            new[row] = self._new(share.name, effort, None if known else _TRIES * guess)
-        rows = (share.sizes * self.requests).tolist()
-        new = new + [self._new(share.kind, n) * (n > self.requests) for n in rows]
+            new[row] = self._new(share.name, effort)
+            if not known:  # some drafters are tried in vain
+                new[row] = _DOUBT * (new[row] + _TRIES * guess)
+        captured = [n > 1 and self._records(n, share) for n in share.sizes.tolist()]
+        new = new + self.ledger.capture * np.array(captured)
         found = taken + self.passes(share.kind, share.sizes)
         found += new * (1 + share.gains.table) / self.left
         share.memo = now, found
@@ -302,8 +308,8 @@ class Pacer:
         def may(one: Choice) -> bool:
             if one.effort.width <= within.width and one.effort.depth <= within.depth:
                 return False
-            new = self._new(share.kind, one.rows * self.requests)
-            new += self._new(share.name, one.effort)
+            new = self._new(share.name, one.effort)
+            new += self.ledger.capture * self._records(one.rows, share)
             return (one.seconds - one.tokens / rate) * len(self.shares) + new < AGAIN * since
 
         found = filter(may, self._offers(share, depth))
@@ -317,7 +323,8 @@ class Pacer:
         share = None if effort == NONE else share
         ends = {row: self.sequences.ends[row] for row in self.sequences.active}
         shape = PASS if share is None else share.kind, rows * len(ends)
-        self._begun = share, effort, shape, self.clock.now(), ends
+        fresh = self._records(rows, share)
+        self._begun = share, effort, shape, fresh, self.clock.now(), ends
         if rows == 1:
             self._idle += 1
         else:
@@ -328,9 +335,9 @@ class Pacer:
         if self._begun is None:
             self.last_ended = None
             return
-        (share, effort, shape, begun, ends), self._begun = self._begun, None
+        (share, effort, shape, fresh, begun, ends), self._begun = self._begun, None
         now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
-        fresh, draft, new = shape not in met, None, False
+        draft, new = None, False
         met.add(shape)
         if share is not None:
             draft, texts = (share.name, effort), self.sequences.host_rows

@@ -84,7 +84,7 @@ class Candidates(NamedTuple):
 
     def nodes(self) -> Nodes:
         """Return them as a pacer takes them."""
-        found = self.places().numpy(force=True) if callable(self.places) else self.places
+        found = self.places() if callable(self.places) else self.places
         return Nodes(self.tokens, self.scores, self.parents, *found)
 
     def best(self, size: int) -> Draft:

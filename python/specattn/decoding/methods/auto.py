@@ -211,6 +211,7 @@ class _AutoDrafter(Drafter):
         name = self.name = choice.name
         prepares = name == Vegas.name and self.vegas is not None and self.vegas.selected is None
         if name is not None and not prepares:
+            self.shares[name].planned = choice.rows
             draft = self.drafters[name].draft(root, choice.effort)
             pacer.begin(draft.tree.size, self.shares[name], choice.effort)
             # Requests to which what was looked up promises more draft that.

@@ -12,7 +12,7 @@ from specattn.tree import Tree
 from tests import distributions
 from tests.draws import drawn_round
 
-from .conftest import DEVICE, interpreted
+from .conftest import DEVICE, WHOLE, interpreted, mostly
 
 SEEDS = st.integers(0, 10**6)
 
@@ -47,15 +47,16 @@ def test_are_torchs_statement(seed):
     assert torch.equal(report, report_of(tree, tokens, expected))
 
 
-def test_parts_are_taken_together_in_several_steps(monkeypatch):
+@pytest.mark.parametrize("seed", mostly(0, 1, 2, 3))
+def test_parts_are_taken_together_in_several_steps(seed, monkeypatch):
     """As of a vocabulary of 150,000 behind a tree of 64 nodes."""
     monkeypatch.setattr(kernels, "WALKED", 32)
-    for seed in range(4):
-        case = drawn_round(seed, 4, 1024 * 4 + 1)
-        _, report = draw_and_walk(*case.to(DEVICE).arguments)
-        assert torch.equal(report.cpu(), case.to(DEVICE).expected()[1])
+    case = drawn_round(seed, 4, 1024 * 4 + 1)
+    _, report = draw_and_walk(*case.to(DEVICE).arguments)
+    assert torch.equal(report.cpu(), case.to(DEVICE).expected()[1])
 
 
+@WHOLE
 def test_what_is_drawn_follows_the_softmax():
     """The root's token, of texts that differ in their length alone."""
     count, temperature = 100, 0.7

@@ -48,10 +48,10 @@ def test_sixteen_bits(dtype):
     "capture",
     [
         pytest.param(CaptureSpec((0, -1)), marks=SLOW),
-        CaptureSpec((-1,), per_head=True),
+        pytest.param(CaptureSpec((-1,), per_head=True), marks=SLOW),  # below with a choice
         pytest.param(CaptureSpec((0, 2), ranking="weight"), marks=SLOW),
         CaptureSpec((0, 2), per_row=True),
-        CaptureSpec(queries=True),
+        pytest.param(CaptureSpec(queries=True), marks=SLOW),  # Quest's text: test_fused_pass
     ],
     ids=["rows", "per head", "weights", "per row", "queries"],
 )
@@ -72,8 +72,16 @@ def test_what_is_captured_beside(capture):
     assert [graph.replays for graph in graphs] == [2]
 
 
-@pytest.mark.parametrize("ranking", ["logit", "weight"])
-@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(
+    ("per_head", "ranking"),
+    [  # a text whose drafts are chosen by logits of all heads: test_chains_in_graphs
+        (True, "weight"),
+        *(
+            pytest.param(*one, marks=SLOW)
+            for one in ((False, "logit"), (False, "weight"), (True, "logit"))
+        ),
+    ],
+)
 def test_what_the_next_draft_reads_is_chosen_in_the_graph(per_head, ranking):
     """By one launch for all layers; the next pass leaves it alone."""
     model = tiny_model("llama", peak=1.0, **FEW | {"num_hidden_layers": 2})
@@ -157,7 +165,9 @@ def test_a_pass_of_more_rows_than_the_kernel_of_products_takes():
     assert products & set(graph.tape.kernels) == {"mm", "addmm"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=SLOW), torch.bfloat16], ids=str
+)
 def test_the_bits_of_a_row_are_the_same_beside_any_others(dtype):
     """Of products and norms: attention, which may cut keys otherwise, adds nothing here."""
     model = tiny_model("qwen3", peak=1.0, **FEW).to(dtype)

@@ -192,6 +192,38 @@ def test_a_draft_is_one_launch(monkeypatch, causal):
     assert launches[1:] == [[1, 1]] * (len(launches) - 1)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize(
+    ("options", "most"), [({"total_tokens": 8}, 1), ({"width": 1, "total_tokens": 16}, 1), ({}, 7)]
+)
+def test_a_text_ends_without_a_graph_for_each_depth(monkeypatch, options, most, causal):
+    """What is drafted less deep near the end is cut from the same graph, one for every effort."""
+    model, texts, expected = known("qwen3", (2, 17), 24, vocabulary=V)
+    drafter, graphs, drawn = random_drafter(model, causal=causal, block_size=16), [], []
+
+    def graph():
+        graphs.append(TapeGraph())
+        return graphs[-1]
+
+    class Noting(DFlashBlock):
+        def grow(self, root, width, depth):
+            before = len(graphs)
+            grown = super().grow(root, width, depth)
+            drawn.append((len(root), depth, len(graphs) - before))
+            assert grown.nodes().levels.max() <= depth
+            return grown
+
+    monkeypatch.setattr(method, "DFlashBlock", Noting)
+    programs = captured(lambda: graph)
+    monkeypatch.setattr(Target, "programs", lambda self: programs)
+    one = DFlash(drafter, **options)
+    assert generate(model, texts, one, max_new_tokens=24).new_tokens == expected
+    for batch in (1, 2):  # a graph is one batch's
+        assert sum(made for rows, _, made in drawn if rows == batch) <= most
+    if most == 1:
+        assert len({depth for _, depth, _ in drawn}) > 5
+
+
 @pytest.mark.parametrize("said", [None, False, True])
 @pytest.mark.parametrize("given", [None, False, True])
 def test_causal_is_what_the_folder_says_or_else_the_method(said, given):

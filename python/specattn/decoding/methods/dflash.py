@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from specattn.blocks import Ops, Place, Store, norm_of, projection
 from specattn.decoding.drafting.best_paths import Paths, best_paths, level_bounds
+from specattn.decoding.drafting.gains import beams
 from specattn.decoding.drafting.grown import MOST_TOKENS, Grown
 from specattn.decoding.drafting.pairs import Level, PairBlock, caches_of
 from specattn.decoding.drafting.pruning import Candidates
@@ -81,7 +82,9 @@ class DFlash(Grown[DFlashDrafter], name="dflash"):
         """Return the drafter beside the target of a run."""
         method = self.prepared(context.target.model)
         drafter, most = self.loaded(context.target.model), self.max_nodes - 1
-        return DFlashBlock(drafter, context, most, bool(method.causal), self.window)
+        efforts = beams(self.width, self.depth) if self.total_tokens is None else []
+        depths = [*(effort.depth for effort in efforts), self.depth]
+        return DFlashBlock(drafter, context, most, depths, bool(method.causal), self.window)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class DFlashBlock(PairBlock):
     context : DraftContext
     budget : int
         Nodes of a tree below its root.
+    depths : sequence of int
+        Levels of the trees that programs are made for; those between are cut from the next deeper.
     causal : bool
         Whether rows of a block see no later ones.
     window : int, optional
@@ -119,12 +124,14 @@ class DFlashBlock(PairBlock):
         drafter: DFlashDrafter,
         context: DraftContext,
         budget: int,
+        depths: Sequence[int],
         causal: bool = False,
         window: int | None = None,
     ):
         self.drafter, config = drafter, drafter.config
         self.budget, self.causal = budget, causal
         self.size, self.head_dim = config.block_size, config.head_dim
+        self.depths = sorted({min(depth, self.size - 1) for depth in depths})
         self.layers = layers_of(drafter)
         super().__init__(context, *caches_of(drafter, config.layers), self.size, self.size)
         device = context.target.device
@@ -153,18 +160,22 @@ class DFlashBlock(PairBlock):
     def grow(self, root: torch.Tensor, width: int, depth: int) -> Candidates:
         """Return the best paths behind `root`, int64 [B], of `width` tokens of each depth."""
         depth, children = min(depth, self.size - 1), min(width, self.vocabulary)
+        # A text's last rounds draft less: one program serves them all.
+        deepest = next(one for one in self.depths if one >= depth)
         # No row of a causal head sees a later one: none is run that is not drafted from.
-        rows = depth + 1 if self.causal else self.size
+        rows = deepest + 1 if self.causal else self.size
         tokens = torch.cat([root[:, None], self.masks[:, : rows - 1].expand(len(root), -1)], 1)
         inputs = {"tokens": tokens, "prefix": self.target.cache.seqlens}
-        key = children, depth, self.budget, self.causal, self.block_window
+        key = children, self.budget, self.causal, self.block_window
         if self.growing.in_python:
             best, steps = self.growing.run(key, partial(self._block, children), inputs, len(root))
             paths = best_paths(steps[:, 1 : depth + 1], self.budget)
         else:  # captured with the block: one launch for both
-            program = partial(self._tree, children, depth)
-            best, *found = self.growing.run(key, program, inputs, len(root))
-            paths = Paths(*found)
+            inputs["depth"] = torch.full_like(root[:1], depth)
+            tree = partial(self._tree, children, deepest)
+            best, *found = self.growing.run((*key, deepest), tree, inputs, len(root))
+            count = min(self.budget, sum(level_bounds(depth, children, self.budget)))
+            paths = Paths(*(one[:, :count] for one in found))
         at = (1 + paths.levels) * children + paths.ranks
         return Candidates(
             root,
@@ -177,11 +188,19 @@ class DFlashBlock(PairBlock):
         )
 
     def _tree(
-        self, children: int, depth: int, ops: Ops, tokens: torch.Tensor, prefix: torch.Tensor
+        self,
+        children: int,
+        deepest: int,
+        ops: Ops,
+        tokens: torch.Tensor,
+        prefix: torch.Tensor,
+        depth: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Return the best tokens of every row, and the best paths."""
+        """Return the best tokens of every row, and the best paths: beyond `depth` [1] last."""
         best, steps = self._block(children, ops, tokens, prefix)
-        return best, *best_paths(steps[:, 1 : depth + 1], self.budget)
+        beyond = torch.arange(deepest, device=depth.device) >= depth
+        steps = steps[:, 1 : deepest + 1].masked_fill(beyond[:, None], -torch.inf)
+        return best, *best_paths(steps, self.budget)
 
     def _block(
         self, children: int, ops: Ops, tokens: torch.Tensor, prefix: torch.Tensor

@@ -11,6 +11,7 @@ namespace specattn {
 
 struct Avx2 {
   static constexpr int W = 8;
+  static constexpr bool kPrefetchesInOrder = false;
   struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators and units of a step of scores, rows of
   // a step of values.

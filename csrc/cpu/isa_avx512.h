@@ -12,6 +12,7 @@ namespace specattn {
 
 struct Avx512 {
   static constexpr int W = 16;
+  static constexpr bool kPrefetchesInOrder = false;
   struct Tiles {};  // what a thread sets up for a task
   // Register blocks: vectors of rows and of D, accumulators and units of a step of scores, rows of
   // a step of values.
@@ -362,6 +363,7 @@ struct Avx512Bf16::Dot<bf16> {
 // For processors that multiply two whole vectors in a cycle, and load two: there products that load
 // their own unit wait for loads. One load serves all products that take it; the bits are the same.
 struct Avx512Bf16Wide : Avx512Bf16 {
+  static constexpr bool kPrefetchesInOrder = true;
   template <class Elem>
   struct Dot : Avx512Bf16::Dot<Elem> {
     static V dot_at(V acc, V a, const void* unit) {

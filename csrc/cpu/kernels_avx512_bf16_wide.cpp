@@ -11,6 +11,7 @@
 namespace specattn {
 
 void attend_wide(Kernels& kernels) {
+  kernels.attend[static_cast<int>(Dtype::kFloat32)] = attend<Avx512Bf16Wide, float>;
   kernels.attend[static_cast<int>(Dtype::kBFloat16)] = attend<Avx512Bf16Wide, bf16>;
 }
 

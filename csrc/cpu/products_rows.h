@@ -5,12 +5,13 @@
 // token. A block's values are prefetched beside its scores, the next block's keys beside its
 // values: no further, since what all heads of a block hold together may fill half of an L2 cache.
 // And into L2 alone: what the L1 cache waits for from memory would hold up what it takes from
-// there.
+// there. Zen 5 wants it otherwise (prefetch_in_order.h).
 #pragma once
 
 #include "collect.h"
 #include "keys.h"
 #include "packed.h"
+#include "prefetch_in_order.h"
 #include "rows.h"
 #include "rows_paired.h"
 #include "stored.h"
@@ -21,7 +22,7 @@ constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the 
 
 template <class Isa, class Elem, class Few>
 class RowProducts {
-  static constexpr bool kMixed = Few::kMixed;
+  static constexpr bool kMixed = Few::kMixed, kInOrder = Isa::kPrefetchesInOrder;
   using Step = specattn::Step<1>;
 
  public:
@@ -30,6 +31,8 @@ class RowProducts {
       : rows_(rows),
         collector_(rows, starts),
         count_(static_cast<int>(rows.count)),
+        prefetch_(rows.task.heads, kHeadsAbreast,
+                  std::max(Few::keys_at_once(count_), Few::kValueKeys), rows.D, rows.Dv),
         per_head_(round_up(rows.count, kRowsAbreast) * kBlock),
         s_(rows.scratch.k),
         p_(s_ + kHeadsAbreast * per_head_),
@@ -39,13 +42,20 @@ class RowProducts {
 
   void multiply(const Step& step, const Step& next) {
     if constexpr (kMixed) few_.type = step.type;
+    const int64_t size = size_of(step.type);
+    const int once = Few::keys_at_once(count_);
+    if constexpr (kInOrder) prefetch_.begin(step, next);
     for (int64_t first = 0; first < rows_.task.heads; first += kHeadsAbreast) {
       const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
-      for (int n = 0; n < step.keys; n += Few::kKeys) {
+      for (int n = 0; n < step.keys; n += once) {
         for (int64_t head = first; head < last; ++head) {
-          if (!step.v_in_k) look_ahead(step, step.v, head * step.v_head, n, Few::kKeys, rows_.Dv);
+          if constexpr (kInOrder) {
+            prefetch_.beside(once, rows_.D * size);
+          } else if (!step.v_in_k) {
+            look_ahead(step, step.v, head * step.v_head, n, once, rows_.Dv);
+          }
           const char* k[Few::kKeys];
-          addresses(step, step.k, head * step.k_head, n, Few::kKeys, k);
+          addresses(step, step.k, head * step.k_head, n, once, k);
           few_.score(rows_.queries(head, 0), rows_.stride, count_, k, rows_.D,
                      s_ + (head - first) * per_head_ + n);
         }
@@ -53,7 +63,11 @@ class RowProducts {
       for (int64_t head = first; head < last; ++head) weigh(step, head, head - first);
       for (int n = 0; n < step.keys; n += Few::kValueKeys) {
         for (int64_t head = first; head < last; ++head) {
-          look_ahead(next, next.k, head * next.k_head, n, Few::kValueKeys, rows_.D);
+          if constexpr (kInOrder) {
+            prefetch_.beside(Few::kValueKeys, rows_.Dv * size);
+          } else {
+            look_ahead(next, next.k, head * next.k_head, n, Few::kValueKeys, rows_.D);
+          }
           const char* v[Few::kValueKeys];
           const int keys = std::min(Few::kValueKeys, step.keys - n);
           addresses(step, step.v, head * step.v_head, n, Few::kValueKeys, v);
@@ -151,6 +165,7 @@ class RowProducts {
   const PackedRows<Isa, Elem>& rows_;
   Collector<Isa, Elem> collector_;
   const int count_;
+  PrefetchInOrder prefetch_;
   const int64_t per_head_;  // logits, and weights
   float *const s_, *const p_, *const part_;
   float part_unit_[kHeadsAbreast];                       // parts are over it

@@ -152,8 +152,14 @@ template <class Isa, class Elem>
 struct WidenedRowProducts {
   static constexpr bool kMixed = false;
   using Weight = float;
-  // That are scored, and whose values are added, at a time.
-  static constexpr int kKeys = std::max(Isa::W, 8), kValueKeys = 8;
+  // That are scored at most, and whose values are added, at a time.
+  static constexpr int kKeys = std::max(Isa::W, 8);
+  static constexpr int kValueKeys = Isa::kPrefetchesInOrder ? 4 : 8;
+
+  // In the order of addresses as few as make a vector of logits: their rows are long.
+  static int keys_at_once(int rows) {
+    return Isa::kPrefetchesInOrder && rows % kRowGroup == 0 ? Isa::W / kRowGroup : kKeys;
+  }
 
   // Packs a row of q, whose elements `convert` gives: in the order of D.
   template <class Convert>
@@ -162,10 +168,11 @@ struct WidenedRowProducts {
     for (int d = 0; d < D; ++d) to[row * stride + d] = convert(to_float(q[d]));
   }
 
-  // s[row][key] = q[row] . k[key] for kKeys keys; rows of q are padded with zeros to whole vectors.
+  // s[row][key] = q[row] . k[key] for some keys; rows of q are padded with zeros to whole vectors.
   static void score(const float* q, int stride, int rows, const char* const* k, int D, float* s) {
+    const int keys = keys_at_once(rows);
     in_row_groups(rows, [&](int row, auto count) {
-      score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, kKeys, D,
+      score_rows_of<Isa, Elem, decltype(count)::value>(q + row * stride, stride, k, keys, D,
                                                        s + row * kBlock);
     });
   }

@@ -86,6 +86,8 @@ struct PairedRowProducts {
   using Weight = Elem;
   static constexpr int kKeys = kKeyStep, kValueKeys = 8, kPieceElems = kPieceBytes / sizeof(Elem);
 
+  static int keys_at_once(int) { return kKeys; }
+
   // Packs a row of q, whose elements `convert` gives: pieces of four rows lie side by side.
   template <class Convert>
   static void pack(const Elem* q, float* to, int64_t row, int D, int, const Convert& convert) {
@@ -171,7 +173,7 @@ struct MixedRowProducts : WidenedRowProducts<Isa, Elem> {
     if (!of_8_bits(type)) {
       return WidenedRowProducts<Isa, Elem>::score(q, stride, rows, k, D, s);
     }
-    with_stored(k, WidenedRowProducts<Isa, Elem>::kKeys, D, [&](auto tag) {
+    with_stored(k, WidenedRowProducts<Isa, Elem>::keys_at_once(rows), D, [&](auto tag) {
       WidenedRowProducts<Isa, typename decltype(tag)::type>::score(q, stride, rows, k, D, s);
     });
   }
@@ -269,6 +271,8 @@ class UnitRowProducts : public PairedRowProducts<Isa, Elem> {
   static constexpr bool kMixed = true, kOverUnit = false;
   static constexpr int kKeys = 2 * kKeyStep, kValueKeys = 4 * kKeyStep;  // fewer bytes
   Dtype type;  // of the keys that come next
+
+  static int keys_at_once(int) { return kKeys; }
 
   // Packs a row of q, of so many: in the order of D where these are multiplied by what is loaded.
   template <class Convert>

@@ -167,6 +167,28 @@ def bars() -> str:
     return markdown(header, [*rows, counts])
 
 
+@table("bars-zen5")
+def bars_zen5() -> str:
+    """Return the shares of attention and states on Zen 5, beside slow memory and beside fast."""
+    folder = "epyc-zen5-2core"
+    slow = {bar["name"]: bar for bar in read(f"{folder}/bars.jsonl", "bar")}
+    fast = [*read(f"{folder}/bars-attention.jsonl", "bar")]
+    fast += read(f"{folder}/bars-states.jsonl", "bar")
+
+    def cell(bar: dict) -> str:
+        if (bar["others"] or 0) > 0.1:
+            return "disturbed"
+        share = f"{bar['measured']:.0%} ({bar['bound']}), {bar['note'].split(';')[0]}"
+        return share if bar["met"] else f"**{share}**"
+
+    rows = [
+        [bar["name"], amount(bar["target"], "share"), cell(slow[bar["name"]]), cell(bar)]
+        for bar in fast
+        if bar["unit"] == "share"
+    ]
+    return markdown(("bar; **missed**", "to reach", "all bars", "alone"), rows)
+
+
 @table("bytes")
 def bytes_avx512() -> str:
     """Return what caches of 8 bits gain with AVX-512-BF16."""

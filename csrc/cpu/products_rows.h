@@ -22,7 +22,9 @@ constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the 
 
 template <class Isa, class Elem, class Few>
 class RowProducts {
-  static constexpr bool kMixed = Few::kMixed, kInOrder = Isa::kPrefetchesInOrder;
+  static constexpr bool kMixed = Few::kMixed;
+  // Rows of 8 bits hold scales between heads, and half the bytes are bound by their conversion.
+  static constexpr bool kInOrder = Isa::kPrefetchesInOrder && !kMixed;
   using Step = specattn::Step<1>;
 
  public:

@@ -22,6 +22,7 @@ from specattn.decoding.drafting.pacer import Pacer
 from specattn.decoding.engine.snapshot import PromptSnapshot
 from specattn.decoding.methods import longspec_block, suffix
 from specattn.decoding.model.model import Model
+from specattn.decoding.passes.attention import NO_CAPTURE
 from specattn.decoding.passes.cached_model import CachedModel
 from specattn.decoding.passes.padding import ROWS
 from specattn.decoding.passes.runner import Runner
@@ -91,10 +92,17 @@ class Machine:
             self.t += (self.cold[met - 1] if met <= len(self.cold) else 0) / 1e3
 
     def run_pass(self, rows, capture):
-        rows = next((n for n in ROWS if n >= rows), rows) if self.graphs and rows > 1 else rows
+        if self.graphs:
+            rows = self.captured_rows(rows, capture) or next((n for n in ROWS if n >= rows), rows)
         known = rows > self.rows[-1]
         ms = self.beyond if known else float(np.interp(rows, self.rows, self.seconds))
         self.spend(ms + HOST, None if known else ("pass", rows, str(capture)))
+
+    def captured_rows(self, rows, capture):
+        """Return the smallest captured size that serves such a pass: padding costs little."""
+        of, most = str(capture), self.rows[-1]
+        sizes = [n for kind, n, by in self.captured if kind == "pass" and by == of]
+        return min((n for n in sizes if rows <= n <= most), default=None) if self.graphs else None
 
     def run_draft(self, name, width, depth):
         least, level, node = self.drafts
@@ -114,7 +122,10 @@ class Machine:
             return patch.object(kind, name, run)
 
         def verify(target, tree, tokens, **options):
-            self.run_pass(tokens.numel(), options.get("capture"))
+            self.run_pass(tokens.numel(), options.get("capture", NO_CAPTURE))
+
+        def captured_rows(target, rows, capture=NO_CAPTURE):
+            return self.captured_rows(rows * len(target.cache.seqlens), capture)
 
         def levels(block, root, widths, draw=None):
             if widths:
@@ -132,6 +143,7 @@ class Machine:
             patch.object(Clock, "seconds", lambda _, begin, end: end - begin),
             patch.object(Clock, "passed", lambda *_: True),
             patch.object(Runner, "captures", self.graphs),
+            patch.object(CachedModel, "captured_rows", captured_rows),
             timed(CachedModel, "verify", verify),
             timed(pairs.PairBlock, "grow", grow),
             timed(longspec_block.DraftBlock, "grow", levels),

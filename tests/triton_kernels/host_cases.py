@@ -8,7 +8,7 @@ from itertools import count
 from unittest import mock
 
 import torch
-from specattn.triton_kernels import _configs
+from specattn.triton_kernels import _configs, _trial
 from specattn.triton_kernels.children import best_children
 from specattn.triton_kernels.draw import draw_and_walk
 from specattn.triton_kernels.move_path import move_path
@@ -18,6 +18,7 @@ import specattn
 from specattn.backends import select
 
 HEADS, GROUP, D = 8, 5, 128
+_trial.passes = lambda *_: True  # nothing runs here that could differ
 
 
 def tensor(*shape, dtype=torch.bfloat16, device=0, skip=0, pad=0):

@@ -1,6 +1,8 @@
 // The kernels of a code path, and how a call is cut into tasks.
 #pragma once
 
+#include <type_traits>
+
 #include "linear.h"
 #include "problem.h"
 #include "recurrent.h"
@@ -74,7 +76,11 @@ const Kernels& generic_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
-void attend_wide(Kernels&);  // by AVX512-BF16: the same bits, for processors that are `is_wide`
+// By AVX512-BF16, for processors that are `is_wide`: the same bits.
+struct WideAttend {
+  std::remove_extent_t<decltype(Kernels::attend)> of_float32, of_bfloat16;
+};
+const WideAttend& wide_attend();
 const Kernels& amx_kernels();
 const Kernels& amx_fp16_kernels();
 

@@ -10,9 +10,9 @@
 
 namespace specattn {
 
-void attend_wide(Kernels& kernels) {
-  kernels.attend[static_cast<int>(Dtype::kFloat32)] = attend<Avx512Bf16Wide, float>;
-  kernels.attend[static_cast<int>(Dtype::kBFloat16)] = attend<Avx512Bf16Wide, bf16>;
+const WideAttend& wide_attend() {
+  static constexpr WideAttend found = {attend<Avx512Bf16Wide, float>, attend<Avx512Bf16Wide, bf16>};
+  return found;
 }
 
 }  // namespace specattn

@@ -11,6 +11,7 @@ namespace specattn {
 // Walks all keys of some heads in a step, then their values, then the next heads or the next step,
 // a fixed distance in front of the products. On Zen 5 the processor reads ahead by itself along
 // such a walk, and lines that are in the L1 cache in time leave what waits for memory to others.
+template <class Isa>  // so that no other instruction set shares what is compiled for one
 class PrefetchInOrder {
  public:
   // Of `heads` heads `abreast` are multiplied together, up to `keys` of the first before the next.

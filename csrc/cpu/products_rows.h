@@ -167,7 +167,7 @@ class RowProducts {
   const PackedRows<Isa, Elem>& rows_;
   Collector<Isa, Elem> collector_;
   const int count_;
-  PrefetchInOrder prefetch_;
+  PrefetchInOrder<Isa> prefetch_;
   const int64_t per_head_;  // logits, and weights
   float *const s_, *const p_, *const part_;
   float part_unit_[kHeadsAbreast];                       // parts are over it

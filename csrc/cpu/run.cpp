@@ -64,7 +64,9 @@ std::vector<const Kernels*> available() {
   if (bf16 && !slow_pairs) {
     static const Kernels kernels = [] {
       Kernels all = avx512_bf16_kernels();
-      if (is_wide()) attend_wide(all);
+      if (!is_wide()) return all;
+      all.attend[static_cast<int>(Dtype::kFloat32)] = wide_attend().of_float32;
+      all.attend[static_cast<int>(Dtype::kBFloat16)] = wide_attend().of_bfloat16;
       return all;
     }();
     found.push_back(&kernels);

@@ -118,13 +118,16 @@ def test_drafts_are_made_and_accepted(engine, drafter):
 def test_what_drafts_were_worth_is_told_for_each_request(engine, drafter):
     if drafter == "plain":
         pytest.skip("vLLM tells it where something drafts")
-    drafted = engine.count("spec_decode_num_draft_tokens")
-    accepted = engine.count("spec_decode_num_accepted_tokens")
-    told = engine.acceptance(prompt_of(600, 51), 60)
-    assert told["num_draft_tokens"] == engine.count("spec_decode_num_draft_tokens") - drafted
-    kept = engine.count("spec_decode_num_accepted_tokens") - accepted
-    assert told["num_accepted_draft_tokens"] == kept
-    assert told["num_accepted_draft_tokens"] > 0
+    for seed in (51, 52, 53):  # by a clock: on a busy machine one text may draft nothing
+        drafted = engine.count("spec_decode_num_draft_tokens")
+        accepted = engine.count("spec_decode_num_accepted_tokens")
+        told = engine.acceptance(prompt_of(600, seed), 60)
+        assert told["num_draft_tokens"] == engine.count("spec_decode_num_draft_tokens") - drafted
+        kept = engine.count("spec_decode_num_accepted_tokens") - accepted
+        assert told["num_accepted_draft_tokens"] == kept
+        if kept:
+            return
+    pytest.fail("no draft was accepted")
 
 
 @pytest.mark.slow

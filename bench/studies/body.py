@@ -21,17 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import arguments
 from common.clock import Stopwatch, timing
-from common.machine import describe
 from common.records import Record
 from common.tables import or_dash, size
-from decoding import models, passes
+from decoding import passes
 
 from specattn import Tree
 from specattn.decoding import Target
 from studies import study
+from studies.of_shape import OfShape
 
 
-class Body(study.Study):
+class Body(OfShape):
     """A cell is a context, a batch and whether passes are replayed, with a row per rows."""
 
     defaults = {"context": [512, 32768]}
@@ -44,11 +44,8 @@ class Body(study.Study):
     @classmethod
     def add_arguments(cls, parser: arguments.Parser) -> None:
         """Add the shape, where it runs, and the passes."""
+        super().add_arguments(parser)
         add = parser.add_argument
-        add("--shape", default="llama-3.1-8b", choices=models.SHAPES)
-        add("--layers", type=arguments.number, help="fewer than the shape has")
-        add("--device", default="cpu", choices=("cpu", "cuda"))
-        add("--dtype", default="bfloat16", choices=models.DTYPES)
         add("--rows", type=arguments.numbers, default=[1, 8, 16, 64, 200], metavar="N[,N]")
         add("--batch", type=arguments.numbers, default=[1], metavar="B[,B]")
         add("--compile", type=lambda text: text.split(","), default=["auto"], metavar="auto,off")
@@ -56,18 +53,7 @@ class Body(study.Study):
 
     def __init__(self, options: argparse.Namespace):
         super().__init__(options)
-        self.device = torch.device(options.device)
-        if options.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: there is no GPU")
-        dtype = models.DTYPES[options.dtype]
-        torch.manual_seed(0)
-        self.model = models.random_weights(options.shape, options.layers, dtype, self.device)
         self.weights = passes.weight_bytes(self.model)
-
-    def describes(self) -> Record:
-        """Return the machine, and what is measured on it."""
-        named = ("shape", "layers", "dtype")
-        return {**describe(self.device), **{name: vars(self.options)[name] for name in named}}
 
     @torch.inference_mode()
     def measure(self, place: Record) -> Iterator[Record]:

@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import arguments
 from common.clock import Stopwatch, paired_ratio, timing
-from common.machine import describe
 from common.records import Record
 from common.tables import or_dash, size
-from decoding import models
 
 from specattn import flash_attention
 from specattn.decoding import Target
@@ -34,11 +32,12 @@ from specattn.decoding.engine.loop import CHUNK_SIZE
 from specattn.decoding.passes.prompts import Prompts
 from specattn.planning import MODELS
 from studies import study
+from studies.of_shape import OfShape
 
 OURS, MODULES = "ours", "modules"
 
 
-class Prefill(study.Study):
+class Prefill(OfShape):
     """A cell is a context, with a row for each way to read a prompt of it."""
 
     defaults = {"context": [512, 4096, 16384]}
@@ -51,30 +50,16 @@ class Prefill(study.Study):
     @classmethod
     def add_arguments(cls, parser: arguments.Parser) -> None:
         """Add the shape, and where it runs."""
+        super().add_arguments(parser)
         add = parser.add_argument
-        add("--shape", default="llama-3.1-8b", choices=models.SHAPES)
-        add("--layers", type=arguments.number, help="fewer than the shape has")
-        add("--device", default="cpu", choices=("cpu", "cuda"))
-        add("--dtype", default="bfloat16", choices=models.DTYPES)
         add("--budget", type=float, default=5.0, help="seconds for each context")
 
     def __init__(self, options: argparse.Namespace):
         super().__init__(options)
-        self.device = torch.device(options.device)
-        if options.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: there is no GPU")
-        dtype = models.DTYPES[options.dtype]
-        torch.manual_seed(0)
-        self.model = models.random_weights(options.shape, options.layers, dtype, self.device)
         self.libraries: dict[str, ModuleType] = {}
         if self.device.type == "cuda":
             found = {name: flash_attention.loaded(name) for name in flash_attention.MODULES}
             self.libraries = {name: x for name, x in found.items() if isinstance(x, ModuleType)}
-
-    def describes(self) -> Record:
-        """Return the machine, and what is measured on it."""
-        named = ("shape", "layers", "dtype")
-        return {**describe(self.device), **{name: vars(self.options)[name] for name in named}}
 
     @torch.inference_mode()
     def measure(self, place: Record) -> Iterator[Record]:

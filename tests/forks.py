@@ -8,6 +8,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import torch
+
 from tests import HANGS
 
 
@@ -42,6 +44,7 @@ def _call(function, printed):
     try:
         signal.alarm(HANGS)
         sys.stdout = sys.stderr = printed
+        torch.set_num_threads(1)  # threads of OpenMP that the test's process had are none here
         function()
         code = 0
     except SystemExit as stop:

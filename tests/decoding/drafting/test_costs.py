@@ -98,6 +98,18 @@ def test_a_machine_that_gets_slower_does_so_for_shapes_that_do_not_run(slower):
     assert costs.seconds[PASS, 8] == pytest.approx(slower * 0.019)
 
 
+@pytest.mark.parametrize("handed_on", [False, True])
+def test_what_was_met_since_does_not_move(handed_on):
+    """A prompt of a few tokens, then one of 31k: eight rows are met there before one is."""
+    costs = known()
+    if handed_on:
+        costs = Costs(former=costs)
+    for rows, seconds in ((8, 0.057), (1, 0.030)):
+        for _ in range(5):
+            costs.follow((PASS, rows), seconds)
+    assert passes(costs, 1, 4, 8) == pytest.approx([0.030, 0.048, 0.057])
+
+
 def test_the_first_rounds_of_a_shape_say_nothing_of_others():
     costs = known()
     for seconds in (0.080, 0.081, 0.032, 0.030):

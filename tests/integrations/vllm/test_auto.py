@@ -338,6 +338,34 @@ def test_what_was_slow_once_is_tried_again(monkeypatch):
     assert min(drafted[-5:]) == 15
 
 
+def test_a_long_text_behind_a_short_one_is_taken_for_no_such(monkeypatch):
+    """Steps of the short one, a fourth as long, say nothing of what the long one's drafts take."""
+    server = Server(monkeypatch, lambda rows: free(rows) * (1 if server.lengths[0] > 1000 else 0.25))
+    server.add(REPEATING, 10)
+    for _ in range(4):
+        server.step()
+    server.texts, server.lengths, server.drafts = [], [], []
+    server.add(REPEATING, 5000)
+    drafted = [len(server.step()[0]) for _ in range(30)]
+    assert min(drafted[-5:]) == 15
+
+
+def test_where_nothing_is_drafted_plain_steps_are_timed_anew(monkeypatch):
+    """Else what they took once would be compared for ever."""
+    server = Server(monkeypatch, lambda rows: free(rows) * (1 if server.lengths[0] < 300 else 4))
+    server.add(FRESH, 200)
+    looked = texts.Text.chain
+
+    def chain(*given):
+        server.now += 0.1
+        return looked(*given)
+
+    monkeypatch.setattr(texts.Text, "chain", chain)
+    for _ in range(500):
+        server.step()
+    assert server.known == pytest.approx(4 * free(1))
+
+
 @pytest.mark.parametrize("remember", [False, True])
 def test_what_others_say_shows_in_no_draft_unless_that_is_wanted(monkeypatch, remember):
     """A second request asks for what a first one was given: its beginning alone."""

@@ -3,8 +3,9 @@
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count. The fastest of its first three rounds stands
 for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
-What moves that of a pass moves all other shapes alike: machines slow down and texts grow for all of
-them, and what has not run since would else be compared by times of another hour.
+What moves that of a pass moves all other shapes alike that were not met during these rounds:
+machines slow down and texts grow for all of them, and they would else be compared by times of
+another hour or text.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ class Costs:
     def __init__(self, file: Path | None = None, former: Costs | None = None):
         self.file, self.changes, self._kept = file, 0, 0
         self.seconds = dict[tuple[str, Any], float]()
-        self._recent = dict[tuple[str, Any], deque[float]]()
+        # When it was, in rounds (0 elsewhere: an earlier process, another length), and seconds.
+        self._recent = dict[tuple[str, Any], deque[tuple[int, float]]]()
+        self._last, self._rounds = dict[tuple[str, Any], int](), 0
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, Any, Any]]()
         if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
             self.seconds = dict(former.seconds)
-            self._recent = {shape: deque(one, _RECENT) for shape, one in former._recent.items()}
+        for shape, seconds in self.seconds.items():  # three rounds tell otherwise
+            self._recent[shape] = deque([(0, seconds)] * _RECENT, _RECENT)
 
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
-        self._recent[shape] = deque(maxlen=_RECENT)
+        self._recent[shape], self._last[shape] = deque(maxlen=_RECENT), self._rounds
         self._set(shape, seconds)
 
     def keep(self) -> None:
@@ -81,31 +85,35 @@ class Costs:
 
     def follow(self, shape: tuple[str, Any], seconds: float) -> None:
         """Let a measured time move what is known."""
-        recent = self._recent.setdefault(shape, deque(maxlen=_RECENT))
-        first = not recent and shape not in self.seconds
-        if first and shape[0].startswith(PASS) and len(self.table(PASS)[0]) and not self.cold:
+        self._rounds += 1
+        now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_RECENT))
+        first, is_pass = not recent and shape not in self.seconds, shape[0].startswith(PASS)
+        if first and is_pass and len(self.table(PASS)[0]) and not self.cold:
             # One slow round ends nothing.
-            recent.append(2 * float(self.of_passes(shape[0], np.array(shape[1]))))
-        known = len(recent) == _RECENT
-        recent.append(seconds)
+            recent.append((now, 2 * float(self.of_passes(shape[0], np.array(shape[1])))))
+        since = recent[0][0] if len(recent) == _RECENT and is_pass else None
+        recent.append((now, seconds))
+        self._last[shape] = now
         if len(recent) == _EARLY:  # the first may have compiled or met cold caches
-            recent.extend([min(recent)] * _EARLY)
-        seconds = median_low(recent) if len(recent) == _RECENT else min(recent)
+            recent.extend([(now, min(s for _, s in recent))] * _EARLY)
+        times = [s for _, s in recent]
+        seconds = median_low(times) if len(recent) == _RECENT else min(times)
         if not (self.cold and self.seconds and shape not in self.seconds and len(recent) < _EARLY):
-            self._set(shape, seconds, known and shape[0].startswith(PASS))
+            self._set(shape, seconds, since)
 
-    def _set(self, shape: tuple[str, Any], seconds: float, of_all: bool = False) -> None:
-        """Set what a shape takes; `of_all` others change alike."""
+    def _set(self, shape: tuple[str, Any], seconds: float, since: int | None = None) -> None:
+        """Set what a shape takes; others that were not met `since` then change alike."""
         seconds = max(seconds, _LEAST)  # a clock may not see it
         moved = seconds / self.seconds.get(shape, math.inf)
         if 1 / _NEWS < moved < _NEWS:
             return
         self.changes += 1
         self.seconds[shape] = seconds
-        for other in self.seconds if of_all else ():
-            if other != shape:
+        for other in self.seconds if since is not None else ():
+            if other != shape and self._last.get(other, 0) <= since:
                 self.seconds[other] *= moved
-                self._recent[other] = deque((moved * s for s in self._recent[other]), _RECENT)
+                recent = self._recent.get(other, ())
+                self._recent[other] = deque(((at, moved * s) for at, s in recent), _RECENT)
 
     def table(self, kind: str) -> tuple[Any, Any]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
@@ -157,9 +165,8 @@ class Costs:
                 if not (math.isfinite(seconds) and seconds > 0):
                     raise ValueError(f"{seconds} seconds")
                 self.seconds[str(kind), given] = float(seconds)
-                self._recent[str(kind), given] = deque([seconds] * _RECENT, _RECENT)
         except (OSError, ValueError, TypeError) as error:
-            self.seconds, self._recent = {}, {}
+            self.seconds = {}
             _log.warning("%s is no table of costs and is not used: %s", file, error)
 
 

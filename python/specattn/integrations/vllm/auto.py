@@ -177,6 +177,8 @@ class Auto:
             skips = skips and not self.own.collects and self.own.ranks == 1
         if skips := skips and self.steps.took > max(self.saves, ASKING / 2 * self.steps.waited):
             self.steps.skip()
+        elif self.steps.waited:
+            self.idle = 0
         return skips
 
     def _offered(self, text: Text, new: np.ndarray, wrote: int, whole: np.ndarray) -> Chain:

@@ -46,7 +46,8 @@ class Steps:
         if lengths:
             former, place = self._place, alike(len(lengths), max(lengths))
             if place not in self._known:
-                self._known[place] = Costs(former=self.costs if former[0] == place[0] else None)
+                near = former[0] == place[0] and abs(former[1] - place[1]) == 1
+                self._known[place] = Costs(former=self.costs if near else None)
                 self._known[place].cold = True  # kernels are compiled in a shape's first steps
             self.requests, self._place, self.costs = len(lengths), place, self._known[place]
         return now

@@ -82,6 +82,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _threads():
+    """Give what comes later as many threads as it had: some commands set them."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def rounding_ties():
     """Return what compares texts over caches of 8 bits; in the end few may have parted."""

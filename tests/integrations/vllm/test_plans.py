@@ -19,7 +19,7 @@ class Machine:
             now=lambda: self.now, passed=lambda one: True, seconds=lambda begin, end: end - begin
         )
         self.steps, self.lengths = Steps(clock), [length] * requests
-        self.steps.end(self.lengths, counts=False)
+        self.steps.end(0.0, self.lengths, counts=False)
 
     def step(self, drafted, seconds, depth=0, drafting=0.0):
         """Draft tokens, so many of them at each level by the target, and verify them."""
@@ -27,7 +27,7 @@ class Machine:
         self.now += drafting
         self.steps.begin(drafted, depth, asked, asked)
         self.now += seconds
-        self.steps.end(self.lengths, counts=True)
+        self.steps.end(self.now, self.lengths, counts=True)
 
     def of(self, *drafted):
         """Return what steps take that draft so much."""
@@ -67,7 +67,7 @@ def test_of_a_somewhat_longer_text_the_costs_of_the_one_before_are_the_first_gue
     machine = Machine()
     machine.step(0, 1.0)
     machine.lengths = [round(longer * machine.lengths[0])]
-    machine.steps.end(machine.lengths, counts=False)
+    machine.steps.end(machine.now, machine.lengths, counts=False)
     assert machine.steps.plain == known
 
 

@@ -117,14 +117,15 @@ class Auto:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Return a draft for each row, and decide whether the next pass collects."""
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        asked, drafts = self.steps.clock.now(), list[list[int]]([] for _ in sampled_token_ids)
         if self._skips():
             return drafts
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
         found = self.requests.of_rows(rows, num_tokens_no_spec, token_ids_cpu)
         wrote = [len(sampled_token_ids[row]) for row in rows]
         lengths = num_tokens_no_spec[rows].tolist()
-        asked = self.steps.end(lengths, self._learn(found, wrote) and len(rows) == len(drafts))
+        counts = self._learn(found, wrote) and len(rows) == len(drafts)
+        self.steps.end(asked, lengths, counts)
         if not rows:
             if self.own is not None:
                 self.own.collect(False)

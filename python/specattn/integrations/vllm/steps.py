@@ -33,9 +33,9 @@ class Steps:
         self._begun: tuple[Any, ...] = ()
         self._unread = deque[tuple[Any, ...]]()
 
-    def end(self, lengths: Sequence[int], counts: bool) -> Any:
-        """Note that a step has ended, whose time may count, with such texts; return that moment."""
-        now, self.waited = self.clock.now(), 0.0
+    def end(self, now: Any, lengths: Sequence[int], counts: bool) -> None:
+        """Note that a step has ended `now`, whose time may count, with such texts."""
+        self.waited = 0.0
         if self._begun and counts:
             self._unread.append((*self._begun, now))
         elif self.plain < np.inf:
@@ -50,7 +50,6 @@ class Steps:
                 self._known[place] = Costs(former=self.costs if near else None)
                 self._known[place].cold = True  # kernels are compiled in a shape's first steps
             self.requests, self._place, self.costs = len(lengths), place, self._known[place]
-        return now
 
     def skip(self) -> None:
         """Note that a step has ended, and one begins, which are not timed."""

@@ -302,12 +302,15 @@ class Pacer:
         Of the drafter that is best those that are wider or deeper, which tell of it too.
         """
         tried, now = self.ledger.tried, self.ledger.elapsed
-        within = best.effort if best.name == share.title else Effort(-1, -1)
-        since = now - tried.get((share.name, NONE), 0.0)
+        is_best = best.name == share.title
+        within = best.effort if is_best else Effort(-1, -1)
 
         def may(one: Choice) -> bool:
             if one.effort.width <= within.width and one.effort.depth <= within.depth:
                 return False
+            since = now - tried.get((share.name, NONE), 0.0)
+            if is_best:  # what is tried at little cost does not keep others from being tried
+                since = min(2 * since, now - tried.get((share.name, one.effort), 0.0))
             new = self._new(share.name, one.effort)
             new += self.ledger.capture * self._records(one.rows, share)
             return (one.seconds - one.tokens / rate) * len(self.shares) + new < AGAIN * since

@@ -7,21 +7,40 @@ import triton
 import triton.language as tl
 
 from ._bfloat16 import cast
-from ._blocks import load_wide
+from ._blocks import dot_keys, load_wide
 from ._tree import depth_of
 
 
 @triton.jit
-def _split_in_three(x, dtype: tl.constexpr):
-    """Return a tile [16, D] of ``dtype`` whose rows add up to the float32 vector ``x`` [D]."""
-    r = tl.arange(0, 16)[:, None]
-    high = cast(x, dtype)
-    rest = x - high.to(tl.float32)
-    middle = cast(rest, dtype)
-    low = cast(rest - middle.to(tl.float32), dtype)
-    tile = tl.where(r == 1, middle[None, :], low[None, :])
-    tile = tl.where(r == 0, high[None, :], tile)
-    return tl.where(r < 3, tile, tl.zeros_like(tile))
+def _rows_of(x, dtype: tl.constexpr):
+    """Return rows of ``dtype`` that add up to the float32 vector ``x`` [D]: [1, D] or [16, D]."""
+    rows = x[None, :]
+    if dtype != tl.float32:
+        r = tl.arange(0, 16)[:, None]
+        high = cast(x, dtype)
+        rest = x - high.to(tl.float32)
+        middle = cast(rest, dtype)
+        low = cast(rest - middle.to(tl.float32), dtype)
+        tile = tl.where(r == 1, middle[None, :], low[None, :])
+        tile = tl.where(r == 0, high[None, :], tile)
+        rows = tl.where(r < 3, tile, tl.zeros_like(tile))
+    return rows
+
+
+@triton.jit
+def scores_of(mean, mean_rest, k, k_rest):
+    """Return a mean query's products with a tile of keys, [1, N]; rests included.
+
+    In 16 bits its parts are rows of a tile, whose products add up. In float32 it is one row, for
+    which a tile of 16 would spill.
+    """
+    if mean.dtype == tl.float32:
+        s = tl.sum(mean * k, 1)
+        if mean_rest is not None:
+            s += tl.sum(mean_rest * k_rest, 1)
+    else:
+        s = tl.sum(dot_keys(mean, mean_rest, k, k_rest), 0)
+    return s[None, :]
 
 
 @triton.jit
@@ -75,10 +94,10 @@ def collected_rows(
                 total_rest += tl.sum(rest.to(tl.float32), 0)
             at = depth_of(t, some, T, S, depth_row, mask_row, mask_stride_t, masked)
             depth = tl.maximum(depth, at)
-        queries = _split_in_three(total / (len(ROWS) * GROUP), q.dtype.element_ty)
+        queries = _rows_of(total / (len(ROWS) * GROUP), q.dtype.element_ty)
         queries_rest = queries
         if BLOCK_R:
-            queries_rest = _split_in_three(total_rest / (len(ROWS) * GROUP), q.dtype.element_ty)
+            queries_rest = _rows_of(total_rest / (len(ROWS) * GROUP), q.dtype.element_ty)
         offset = tl.zeros([1], tl.int64) + head * collected_stride_h
         ok = tl.zeros([1], tl.int32) == tile
     else:

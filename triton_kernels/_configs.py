@@ -82,11 +82,10 @@ class AttentionConfig(NamedTuple):
 # not pipelined. It is here to be exact.
 # What spills even so, in bytes per thread: the tree in a cache of 8 bits behind a window up to 8 on
 # sm_90 and sm_100, on gfx942 172, and logits from 8 bits there 408; collecting in 16 bits up to 8
-# on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942, scores in float32 where D is 256 up to 368
-# but for gfx942; lists per row in ragged rows of 64 heads where D is 128, over pages and with whole
-# prefixes, 16 on sm_100. By Triton 3.6 64 rows where D is 64 or 256 up to
-# 40 on sm_80, where D is 192 beside values of 128 16, and logits of latents 24; their logits up to
-# 148 on gfx942.
+# on sm_80, 16 on sm_90 (of latents 24) and 24 on gfx942; lists per row in ragged rows of 64 heads
+# where D is 128, over pages and with whole prefixes, 16 on sm_100. By Triton 3.6 64 rows where D is
+# 64 or 256 up to 40 on sm_80, where D is 192 beside values of 128 16, and logits of latents 24;
+# their logits up to 148 on gfx942.
 FLOAT32 = {16: Tile(16, 8, 1)}
 TABLE = {
     # 8 warps from 64 rows, because mma.sync keeps the accumulators of 4 warps above 255 registers.

@@ -49,7 +49,7 @@ from ._blocks import (
     split_size_of,
     tile_of,
 )
-from ._collect import collected_rows, fill_empty
+from ._collect import collected_rows, fill_empty, scores_of
 from ._eight_bits import scale_at, scale_of, times
 from ._tree import attend_own, depth_of
 
@@ -89,9 +89,10 @@ def _attend_prefix(
             p_k + k_row, p_v + v_row, valid, vs, q.dtype, FORM, NATIVE, WIDTHS
         )
         if COLLECT != "none":
-            s = dot_keys(q_collect, rest_collect, k, k_rest)  # [C, N]
             if COLLECT == "scores":
-                s = tl.sum(s, 0)[None, :]
+                s = scores_of(q_collect, rest_collect, k, k_rest)
+            else:
+                s = dot_keys(q_collect, rest_collect, k, k_rest)  # [C, N]
             s = cap(s * factor, softcap, SOFTCAP)
             if WINDOW:
                 s = tl.where(n[None, :] > lower_collect[:, None], s, float("-inf"))

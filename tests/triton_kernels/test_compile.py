@@ -92,8 +92,6 @@ def spills_known(arch, case, tile):
     """Return the bytes per thread that a case is known to spill."""
     if tile == "128 x 128":  # of the Hopper kernel, outside its loops of products
         return 80
-    if "D 256, fp32" in case and "scores" in case and arch != "gfx942":
-        return 368
     tables = [SPILLED, SPILLED_UNFENCED] if UNFENCED else [SPILLED]
     known = [one for table in tables for one in table.get(arch, {}).items()]
     return max((size for part, size in known if part in case), default=0)

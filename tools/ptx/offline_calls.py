@@ -285,6 +285,7 @@ CHOSEN = [
     ("hybrid", 32, 80, FP16),
     ("hybrid", 16, 128, FP32),
     ("hybrid", 16, 256, FP32),
+    ("scores paged window", 16, 256, FP32),
     ("hybrid in cache", 32, 128, BF16),
     ("gather", 64, 64, BF16),
     ("gather paged", 64, 128, BF16),

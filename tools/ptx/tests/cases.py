@@ -173,6 +173,7 @@ SELECTED = [
     Case("scores", rows=16, window=100),
     Case("hybrid", rows=35, group=1, lengths=(90, 0), window=2, kv_heads=1),  # cuts the tree
     Case("logits", "fp32", paged=True, window=100),
+    Case("scores", "fp32", head_dim=200, lengths=(70, 0), paged=True, window=40),  # in two parts
     Case("importance", lengths=(700, 80, 0), multiprocessors=1),  # many tiles of keys to a program
     Case(
         "ragged hybrid", lengths=(200, 9, 0), ragged=(3, 0, 1), paged=True, tree="chain", window=99

@@ -126,7 +126,8 @@ TABLE = {
 UNFENCED = attention_plans.is_unfenced(triton.__version__)
 # What such a Triton miscompiles in larger tiles (`_miscompiled`): {D: the most rows, on sm_80}.
 MISCOMPILED = {8: (16, 16), 24: (16, 16), 40: (128, 32)}
-# And in tiles of more than 32 rows from 8 bits, where D is 16 or 32 and on sm_80 64.
+# And in tiles of more than 32 rows from 8 bits, where D is 16 or 32 and on sm_80 64; where D is 16
+# and logits are collected, in tiles of 32 too.
 MISCOMPILED_BELOW = {"sm_80": 72, "sm_90": 64}
 # Left to itself, ptxas spills a few values here and there to reach a rounder register count.
 OPTIONS = {arch: {"maxnreg": 255} for arch in ("sm_80", "sm_90", "sm_100")}
@@ -211,7 +212,7 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
     if UNFENCED and dtype.itemsize == 2:
         most = min(most, MISCOMPILED.get(D, (128, 128))[arch == "sm_80"])
     if UNFENCED and converts and MISCOMPILED_BELOW.get(arch, 0) > D:
-        most = min(most, 32)
+        most = min(most, 16 if D == 16 else 32)
     own_values = form == "_latent" and widths.block_v  # beside keys, so twice as many bytes
     if own_values and arch == "sm_80":
         most = 16  # 32 rows of converted bytes would take 107 KiB of shared memory

@@ -186,7 +186,10 @@ def test_old_compilers_have_large_tiles_of_what_registers_store(rows, arch, monk
 
 @pytest.mark.parametrize(
     ("arch", "D", "rows"),
-    [("sm_80", 64, 32), ("sm_80", 80, 64), ("sm_90", 32, 32), ("sm_90", 64, 64)],
+    [
+        *(("sm_80", 16, 16), ("sm_80", 64, 32), ("sm_80", 80, 64)),
+        *(("sm_90", 16, 16), ("sm_90", 32, 32), ("sm_90", 64, 64)),
+    ],
 )
 def test_old_compilers_have_small_tiles_of_what_they_miscompile(arch, D, rows, monkeypatch):
     monkeypatch.setattr(_configs, "UNFENCED", True)

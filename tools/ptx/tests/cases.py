@@ -134,6 +134,7 @@ SMALL += [
         *(("hybrid", 64, "int8"), ("scores", 64, "e5m2")),
     )
 ]
+SMALL += [Case("logits", head_dim=16, rows=7, kv_heads=1, lengths=(90,), stored="int8")]
 
 # What always runs: every primitive, each kernel of attention once.
 QUICK = [
@@ -159,7 +160,7 @@ SELECTED = [
     *EIGHT[2:],
     *LATENTS[1:],
     *SMALL[:6],
-    *SMALL[-5:],
+    *SMALL[-6:],
     *(case for case in ENGINES if case not in QUICK),
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch

@@ -134,7 +134,9 @@ SMALL += [
         *(("hybrid", 64, "int8"), ("scores", 64, "e5m2")),
     )
 ]
-SMALL += [Case("logits", head_dim=16, rows=7, kv_heads=1, lengths=(90,), stored="int8")]
+SMALL += [
+    Case("logits", head_dim=16, rows=7, kv_heads=1, lengths=(90,), stored="int8", tree="in_cache")
+]
 
 # What always runs: every primitive, each kernel of attention once.
 QUICK = [

@@ -25,6 +25,11 @@ def _in_keys(k, v):
     return v.data_ptr() == k.data_ptr() and strides(v)[:3] == strides(k)[:3]
 
 
+def _in_pairs(*caches):
+    """Return whether two elements of 8 bits that lie side by side can be loaded as one of 16."""
+    return all(x.data_ptr() % 2 == 0 and not any(s % 2 for s in strides(x)[:3]) for x in caches)
+
+
 def attend(
     q,
     k_cache,
@@ -135,8 +140,9 @@ def attend(
     v_in_k = not form and _in_keys(k_cache, v_cache) and _in_keys(k_tree, v_tree)
     widths = _configs.widths_of(D, v_dim, v_in_k, in_registers=q.dtype == torch.float32)
     rows = group if per_row else T * group
+    pairs = form and _in_pairs(k_cache, v_cache) and softcap == 0 and collect == "none"
     config = _configs.attention_config(
-        q.device, q.dtype, rows, widths, lookups, form != "", collect == "logits"
+        q.device, q.dtype, rows, widths, lookups, form != "", collect == "logits", bool(pairs)
     )
     padded = triton.cdiv(group, config.block_m) * config.block_m if per_row else group
     tiles = triton.cdiv(T * padded, config.block_m)
@@ -202,6 +208,8 @@ def attend(
         ALIKE=alike,
         FORM=form,
         NATIVE=_configs.converts_e4m3(q.device),
+        PAIRS=config.pairs,
+        PTX=_configs.runs_ptx(q.device),
         WINDOW=window is not None,
         SOFTCAP=softcap > 0,
         COLLECT=collect,

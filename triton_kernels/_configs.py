@@ -57,7 +57,7 @@ def widths_of(D, v_dim, v_in_k=False, *, in_registers=False) -> Widths:
 class AttentionConfig(NamedTuple):
     """Rows and keys per tile, the rest of a `Tile`, compiler options.
 
-    ``programs`` is how many of these share one SM.
+    ``programs`` is how many of these share one SM; ``pairs`` says that `_pairs` attends.
     """
 
     block_m: int
@@ -66,6 +66,7 @@ class AttentionConfig(NamedTuple):
     num_stages: int
     programs: int
     options: dict
+    pairs: bool = False
 
 
 # {kind: {BLOCK_M: Tile}}. Kinds: 16-bit and 32-bit elements, "wide" where K or V has up to 256
@@ -121,6 +122,8 @@ TABLE = {
         "32_wide": {16: Tile(16, 4, 1)},
     },
 }
+# {BLOCK_M: keys per step} where `_pairs` attends. 32 rows with 128 keys spill 72 bytes on sm_90.
+PAIRS = {16: 128, 32: 64}
 # Before 3.7, Triton lets wgmma and tcgen05 read what cp.async has written without the fence between
 # the two proxies (triton-lang/triton#9610; tools/ptx finds it). Below 64 rows it is mma.sync.
 UNFENCED = attention_plans.is_unfenced(triton.__version__)
@@ -184,7 +187,7 @@ def compiler_options(device) -> dict:
 
 
 def attention_config(
-    device, dtype, rows, widths, lookups, converts=False, logits=False
+    device, dtype, rows, widths, lookups, converts=False, logits=False, pairs=False
 ) -> AttentionConfig:
     """Return the configuration for ``rows`` query rows that share their keys, and `Widths`.
 
@@ -195,11 +198,13 @@ def attention_config(
     them: who does both with 4 warps spills 64 rows on sm_90.
     """
     compute = _attention_config.__wrapped__ if _forced else _attention_config
-    return compute(device, dtype, rows, widths, lookups, converts, logits)
+    return compute(device, dtype, rows, widths, lookups, converts, logits, pairs)
 
 
 @lru_cache(None)
-def _attention_config(device, dtype, rows, widths, lookups, converts, logits) -> AttentionConfig:
+def _attention_config(
+    device, dtype, rows, widths, lookups, converts, logits, pairs
+) -> AttentionConfig:
     D, columns = widths.D, max(widths.block_d + widths.block_r, widths.block_v)
     form = "_latent" if columns > 256 else "_wide" if columns > 128 else ""
     kind = f"{8 * dtype.itemsize}{form}"
@@ -240,7 +245,11 @@ def _attention_config(device, dtype, rows, widths, lookups, converts, logits) ->
         block_n = 32  # with 64 keys at a time it miscompiles (`_miscompiled`)
     if arch == "sm_100" and block_m == 64 and lookups == 2:
         programs = 1  # two would take 64 bytes of shared memory more than there are
-    config = AttentionConfig(block_m, block_n, num_warps, num_stages, programs, options)
+    whole = not widths.block_r and min(widths.block_d, widths.block_v) >= 32
+    pairs = pairs and whole and kind == "16" and block_m in PAIRS and arch != "gfx942"
+    if pairs:
+        block_n = PAIRS[block_m]
+    config = AttentionConfig(block_m, block_n, num_warps, num_stages, programs, options, pairs)
     return config._replace(**{k: v for k, v in _forced.items() if k in config._fields})
 
 

@@ -21,6 +21,8 @@ Softmax
     different keys (the tree, with a window also the first keys of the prefix), a value of NaN or
     infinity becomes 0, because 0 times that is NaN, and the logit of its key becomes NaN: a row
     that sees it says NaN throughout.
+8 bits
+    Few rows attend to a prefix of 8 bits by a loop of their own (`_pairs`).
 Collecting
     One more dot of a few rows with the K tile that is already on chip. For logits these are the
     collected query rows; tile ``i`` takes the ``i``-th part of them. For scores it is the mean
@@ -51,6 +53,7 @@ from ._blocks import (
 )
 from ._collect import collected_rows, fill_empty, scores_of
 from ._eight_bits import scale_at, scale_of, times
+from ._pairs import attend_pairs
 from ._tree import attend_own, depth_of
 
 
@@ -152,7 +155,8 @@ def split_kv_kernel(
     collected_stride_b, collected_stride_r, collected_stride_h,
     WIDTHS: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, PADDED: tl.constexpr,
     PREFIX: tl.constexpr, TREE: tl.constexpr, PAGE_SIZE: tl.constexpr, ALIKE: tl.constexpr,
-    FORM: tl.constexpr, NATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    FORM: tl.constexpr, NATIVE: tl.constexpr, PAIRS: tl.constexpr, PTX: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     COLLECT: tl.constexpr, COLLECT_ROWS: tl.constexpr, TREE_STAGES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
@@ -325,15 +329,24 @@ def split_kv_kernel(
                 True, True,
             )  # fmt: skip
             begin = tl.maximum(begin, differing)
-        m, l, acc = _attend_prefix(
-            q_tile, q_rest, m, l, acc, lower, b, begin, end,
-            k_cache + head * k_stride_h, v_cache + head * v_stride_h,
-            k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
-            k_scale, v_scale, scale_strides,
-            q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
-            PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT,
-            False, True,
-        )  # fmt: skip
+        if PAIRS:
+            m, l, acc = attend_pairs(
+                q_tile, m, l, acc, b, begin, end,
+                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+                k_scale, v_scale, scale_strides, scale,
+                PAGE_SIZE, ALIKE, FORM, NATIVE, PTX, WIDTHS, BLOCK_N,
+            )  # fmt: skip
+        else:
+            m, l, acc = _attend_prefix(
+                q_tile, q_rest, m, l, acc, lower, b, begin, end,
+                k_cache + head * k_stride_h, v_cache + head * v_stride_h,
+                k_stride_b, k_stride_n, v_stride_b, v_stride_n, index_row, listed, page_row,
+                k_scale, v_scale, scale_strides,
+                q_collect, rest_collect, p_collect, ok_collect, lower_collect, scale, softcap,
+                PAGE_SIZE, ALIKE, FORM, NATIVE, WINDOW, SOFTCAP, WIDTHS, BLOCK_N, COLLECT,
+                False, True,
+            )  # fmt: skip
 
     state_out, state_lse = finish(m, l, acc)
     d = tl.arange(0, BLOCK_V)

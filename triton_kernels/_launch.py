@@ -34,17 +34,25 @@ _recording = threading.local()
 def launch(kernel, grid, *args, **options):
     """Launch a kernel on the device of its tensors, in that device's current stream.
 
-    Raises `NotServed` before it runs where its compiler has got it wrong.
+    Raises `NotServed` before it runs where its compiler has got it wrong. While kernels are
+    compiled ahead (`_ahead`) it is compiled alone.
     """
     with _on(next(x.device for x in args if isinstance(x, torch.Tensor))):
         if not INTERPRETED.value:
             compiled = kernel.run(*args, grid=grid, warmup=True, **options)
+            if compiles():
+                return
             if reason := _miscompiled.why_not(compiled):
                 raise NotServed(reason)
         compiled = kernel[grid](*args, **options)
     tape = getattr(_recording, "tape", None)
     if tape is not None:
         tape.launches.append((kernel, compiled, grid, args, options))
+
+
+def compiles():
+    """Return whether this thread only compiles what it would launch."""
+    return getattr(_recording, "compiles", False)
 
 
 def early(device):
@@ -119,7 +127,7 @@ class Prepared:
 
     def __call__(self, *args, form=None):
         """Run on the operator's arguments; equal ``form`` promises tensors of equal forms."""
-        if args[0].device.type not in _GPUS or _configs._forced:
+        if args[0].device.type not in _GPUS or _configs._forced or compiles():
             self._as_written(args)
             return
         if form is None:

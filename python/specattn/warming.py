@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ def warmup(
     """Compile the attention kernels of a model, so that no call of a decode loop does.
 
     Every combination of rows and requests is called on empty prefixes, with a tree and with a
-    chain. Call it once per device and dtype, before decoding or capturing a graph. On a CPU, where
-    nothing is compiled, it does nothing.
+    chain; Triton's kernels are compiled before, in as many threads as there are cores. Call it once
+    per device and dtype, before decoding or capturing a graph. On a CPU, where nothing is compiled,
+    it does nothing.
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ def warmup(
     def some(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=of, device=device)
 
-    with torch.no_grad():
+    def call_all() -> None:
         for batch, rows in itertools.product(range(1, max_batch + 1), range(1, max_rows + 1)):
             q, tree = some(batch, rows, q_heads, head_dim), some(batch, rows, kv_heads, head_dim)
             lengths, table = some(batch, of=torch.int32).zero_(), None
@@ -122,3 +124,11 @@ def warmup(
                     ops.sparse_gather_attention(
                         q, cache, cache, *chosen, tree, tree, mask, block_table=table, **options
                     )
+
+    with torch.no_grad():
+        if find_spec("triton"):
+            from .triton_kernels._ahead import compiling
+
+            with compiling():
+                call_all()
+        call_all()  # which compares what is new on a device, and plans launches

@@ -3,13 +3,16 @@
 import inspect
 import itertools
 import random
+import threading
 from collections import Counter
 from contextlib import contextmanager
 from itertools import count
 from unittest import mock
 
 import torch
+import triton
 from specattn.triton_kernels import _configs, _trial
+from specattn.triton_kernels._ahead import compiling
 from specattn.triton_kernels.children import best_children
 from specattn.triton_kernels.draw import draw_and_walk
 from specattn.triton_kernels.move_path import move_path
@@ -327,6 +330,32 @@ def variants_after_warmup(**cached):
         for name in ("hybrid", "verify", "gather"):
             _all_sizes(name, **cached)
         return before, stub.variants[before:]
+
+
+def ahead():
+    """Return what is launched and compiled where kernels are compiled ahead, and what behind it."""
+    calls = (
+        lambda: [FUNCTIONS["hybrid"](**hybrid(T=rows)) for rows in (1, 3, 12, 40)],
+        lambda: [specattn.linear_few_rows(**linear(rows)) for rows in range(1, 65)],
+    )
+    with stubbed() as stub:
+        threads = set()
+        compile = stub.compile
+
+        def noting(*given, **options):
+            threads.add(threading.get_ident())
+            return compile(*given, **options)
+
+        with mock.patch.object(triton.compiler, "compile", noting):
+            with compiling():
+                for call in calls:
+                    call()
+            launched, before = len(stub.launches), len(stub.variants)
+            distinct = len(set(stub.variants))
+            for call in calls:
+                call()
+        same_thread = threading.get_ident() in threads
+        return launched, before, distinct, stub.variants[before:], len(stub.launches), same_thread
 
 
 def _round(B=1, T=8, depth=4, *, seed=None, warm=False):

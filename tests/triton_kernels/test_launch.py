@@ -130,3 +130,13 @@ def test_after_warmup_nothing_is_compiled(compiler_process, cached):
     before, after = compiler_process(partial(host_cases.variants_after_warmup, **cached))
     assert before >= 6
     assert not after
+
+
+def test_kernels_are_compiled_ahead_each_once_and_nothing_is_launched(compiler_process):
+    """By other threads; what is launched behind it finds all of them."""
+    launched, before, distinct, after, launches, same_thread = compiler_process(host_cases.ahead)
+    assert launched == 0
+    assert before == distinct >= 4
+    assert not after
+    assert launches > 64
+    assert not same_thread

@@ -104,3 +104,16 @@ def test_no_trial_becomes_part_of_a_plan(results):
         _launch._recording.tape = None
     assert tape.plain
     assert not tape.workspaces
+
+
+def test_nothing_is_found_out_while_kernels_are_compiled_ahead(results, monkeypatch):
+    """No launch has a result then; the other kernel is compiled, too, for the trial to come."""
+    monkeypatch.setattr(_launch, "compiles", lambda: True)
+    (ours, calls), (others, beside) = writes(1.0), writes(2.0)
+    assert _trial.passes(("new", 64), results, ours, others)
+    assert (len(calls), len(beside)) == (0, 1)
+    monkeypatch.setattr(_launch, "compiles", lambda: False)
+    with pytest.warns(UserWarning, match="differ"):
+        assert not _trial.passes(("new", 64), results, ours, others)
+    monkeypatch.setattr(_launch, "compiles", lambda: True)
+    assert not _trial.passes(("new", 64), results, ours, others)

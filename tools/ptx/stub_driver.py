@@ -68,7 +68,7 @@ class StubDriver:
         self.utils.get_device_properties = lambda device: properties
         self.utils.load_binary = lambda *binary: (1, 1, 32, 0, 1024)
 
-    def compile(self, source, target, options):
+    def compile(self, source, target, options, _env_vars=None):
         """Take a specialisation instead of compiling it; return what records its launches."""
         name = source.fn.__name__
         facts = (source.signature, source.constants, source.attrs, options["num_warps"])

@@ -96,10 +96,11 @@ class FakeGPU(TorchFunctionMode):
             return False
         return x.untyped_storage().data_ptr() in self._pinned
 
-    def _snapshot(self):
+    def _snapshot(self, pool=None):
         if self.allocator != "native":
             raise RuntimeError(f"{self.allocator} does not yet support snapshot")
-        return SEGMENTS
+        assert pool is not None, "a look at all of torch's memory takes long"
+        return [one for one in SEGMENTS if one["segment_pool_id"] == pool]
 
     @contextmanager
     def serving(self):

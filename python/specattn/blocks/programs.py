@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from specattn.blocks.ops import TORCH, Ops
+from specattn.blocks.results import note_pool
 
 Program = Callable[..., Any]
 """``program(ops, **inputs)``: returns tensors, or tuples of them."""
@@ -273,6 +274,7 @@ class CudaGraph:
 
     def __init__(self, pool: Any):
         self.graph, self.pool = torch.cuda.CUDAGraph(), pool
+        note_pool(self, pool)
 
     def capture(self, run: Callable[[], None]) -> None:
         """Keep what `run` does on the current GPU, after it was done once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import ref
 
 import torch
@@ -34,23 +35,31 @@ class Results:
 
 
 _alive: list[ref[Results]] = []
+_graphs: dict[ref[Any], Any] = {}  # which pool each has
+
+
+def note_pool(graph: Any, pool: Any) -> None:
+    """Count a pool as what graphs hold, as long as this one lives."""
+    _graphs[ref(graph, lambda gone: _graphs.pop(gone, None))] = pool
 
 
 def graph_bytes(device: torch.device) -> int:
-    """Return what this process' CUDA graphs hold on a GPU; elsewhere 0.
+    """Return what this process' CUDA graphs of passes and drafts hold on a GPU; elsewhere 0.
 
-    That is what the pools of graphs have, in which these compute, workspaces of their kernels
-    included, and the results that graphs share. What the driver keeps of launches lies outside
-    torch's memory. Allocators other than torch's own do not say what their pools have.
+    That is what their pools have, in which they compute, workspaces of their kernels included, and
+    the results that they share. What the driver keeps of launches lies outside torch's memory.
+    Allocators other than torch's own do not say what their pools have.
     """
     if device.type != "cuda":
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
     tells = torch.cuda.get_allocator_backend() == "native"
+    # One by one: a look at all of torch's memory takes as long as there are pieces of it.
     pools = sum(
         segment["total_size"]
-        for segment in (torch.cuda.memory_snapshot() if tells else ())
-        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
+        for pool in (set(_graphs.copy().values()) if tells else ())
+        for segment in torch.cuda.memory_snapshot(pool)
+        if segment["device"] == index
     )
     shared = filter(None, [one() for one in list(_alive)])
     return pools + sum(one.nbytes(index) for one in shared)

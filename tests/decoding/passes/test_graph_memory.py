@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 import specattn
 from specattn.blocks import Projection, captured, graph_bytes
 from specattn.blocks.ops import _own_bits
-from specattn.blocks.results import Results
+from specattn.blocks.results import Results, note_pool
 from specattn.decoding.engine.target import Target
 from specattn.decoding.passes.padding import ROWS
 from specattn.tree import Tree
@@ -112,8 +112,31 @@ def test_tables_that_graphs_read_are_kept_however_many_come():
     assert all(one is other for one, other in zip(tables, again, strict=True))
 
 
-def test_shared_results_are_counted_as_what_graphs_hold():
+class Owner:
+    """Stands for a graph."""
+
+
+def test_pools_are_counted_once_and_as_long_as_they_have_graphs(monkeypatch):
+    monkeypatch.setattr("specattn.blocks.results._graphs", {})
     gpu, device, another = FakeGPU(), torch.device("cuda", 0), torch.device("cuda", 1)
+    graphs = [Owner() for _ in range(4)]
+    with gpu.serving():
+        before = graph_bytes(device)
+        for graph, number in zip(graphs, (1, 2, 2, 3), strict=True):
+            note_pool(graph, (0, number))
+        assert graph_bytes(device) - before == 20 + 300
+        assert graph_bytes(another) == 4000
+        del graphs[:2], graph
+        assert graph_bytes(device) - before == 300
+        graphs.clear()
+        assert graph_bytes(device) == before
+
+
+def test_shared_results_are_counted_as_what_graphs_hold(monkeypatch):
+    monkeypatch.setattr("specattn.blocks.results._graphs", {})
+    gpu, device, another = FakeGPU(), torch.device("cuda", 0), torch.device("cuda", 1)
+    graph = Owner()
+    note_pool(graph, (0, 3))
     with gpu.serving():
         before = graph_bytes(device)
         like, results = torch.empty(0, device=device), Results()
@@ -126,10 +149,12 @@ def test_shared_results_are_counted_as_what_graphs_hold():
 
 
 @pytest.mark.parametrize("allocator", ["cudaMallocAsync", "pluggable"])
-def test_an_allocator_that_tells_nothing_of_its_pools_is_not_asked(allocator):
+def test_an_allocator_that_tells_nothing_of_its_pools_is_not_asked(allocator, monkeypatch):
+    monkeypatch.setattr("specattn.blocks.results._graphs", {})
     gpu, device = FakeGPU(), torch.device("cuda", 0)
     gpu.allocator = allocator
     with gpu.serving():
-        results = Results()
+        graph, results = Owner(), Results()
+        note_pool(graph, (0, 1))
         results.rows(4, V, torch.empty(0, device=device))
         assert graph_bytes(device) == 4 * V * 4

@@ -340,7 +340,8 @@ def test_what_was_slow_once_is_tried_again(monkeypatch):
 
 def test_a_long_text_behind_a_short_one_is_taken_for_no_such(monkeypatch):
     """Steps of the short one, a fourth as long, say nothing of what the long one's drafts take."""
-    server = Server(monkeypatch, lambda rows: free(rows) * (1 if server.lengths[0] > 1000 else 0.25))
+    level = lambda: 1 if server.lengths[0] > 1000 else 0.25  # noqa: E731
+    server = Server(monkeypatch, lambda rows: level() * free(rows))
     server.add(REPEATING, 10)
     for _ in range(4):
         server.step()

@@ -109,7 +109,9 @@ class Costs:
             return
         self.changes += 1
         self.seconds[shape] = seconds
-        for other in self.seconds if since is not None else ():
+        if since is None:
+            return
+        for other in self.seconds:
             if other != shape and self._last.get(other, 0) <= since:
                 self.seconds[other] *= moved
                 recent = self._recent.get(other, ())

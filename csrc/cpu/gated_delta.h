@@ -21,7 +21,6 @@ template <class Isa, class Elem>
 class GatedDeltaHead {
   using V = typename Isa::V;
   static constexpr int W = Isa::W;
-  static constexpr int64_t kNearFloats = 4096;  // half of an L1 cache
 
  public:
   // `ahead` is a state that will be read next, or null.
@@ -93,7 +92,7 @@ class GatedDeltaHead {
   // time as lie in the L1 cache: columns of the whole would share too few of its sets.
   void read_state() {
     decay();
-    const int64_t depth = std::max<int64_t>(kNearFloats / p_.Dv, 8);
+    const int64_t depth = std::max<int64_t>(tuning.state_floats / p_.Dv, 8);
     int64_t column = p_.Dv / (4 * W) * (4 * W);
     for (int64_t c = 0; c < p_.Dk; c += depth) multiply(c, std::min(depth, p_.Dk - c), column);
     for (; column < p_.Dv; column += 8) last_columns(column);

@@ -25,7 +25,6 @@ void mean_query(const Importance& p, int64_t b, int64_t head, float* mean) {
   for (int64_t d = 0; d < p.D; ++d) mean[d] *= weight;
 }
 
-constexpr int kBytesAhead = 1024;  // of each stream
 constexpr int kStreams = 4;  // keys at a time, far apart: memory serves several readers faster
 
 // scores[r] = q . k[r], while rows that come later are on their way.
@@ -78,7 +77,8 @@ void importance(const Importance& p, int64_t b, int64_t first, int64_t last, con
   // Heads that lie together are read token by token, in the order of addresses.
   const int64_t step = p.cache.k.head * static_cast<int64_t>(sizeof(Elem));
   const int64_t group = p.cache.k.head * p.Hk <= p.cache.k.token ? p.Hk : 1;
-  const int ahead = static_cast<int>(kBytesAhead / (group * D * sizeof(Elem))) + 1;
+  const int ahead =
+      static_cast<int>(tuning.key_ahead / (group * D * static_cast<int64_t>(sizeof(Elem)))) + 1;
   const int apart = keys / kStreams;
   for (int64_t head = 0; head < p.Hk; head += group) {
     for (int n = 0; n * kStreams < keys; ++n) {

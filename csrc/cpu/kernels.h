@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "problem.h"
 #include "recurrent.h"
+#include "tuning.h"
 #include "visibility.h"
 #include "workspace.h"
 
@@ -14,8 +15,7 @@ namespace specattn {
 constexpr int kGroupRows = 512;      // most query rows of a head in a task: their state fits in L2
 constexpr int kMostColumns = 48;     // outputs of a piece of a linear layer, per part
 constexpr int kMostRowsAtOnce = 16;  // rows of x that are multiplied in registers or tiles
-constexpr int64_t kPanelDepth = 4096;       // elements along K of a panel: 384 KB
-constexpr int kPanelRows = 8;               // rows of x that meet a panel in registers
+constexpr int kPanelRows = 8;        // rows of x that meet a panel in registers
 constexpr int64_t kNoiseGroup = 1024;       // tokens whose noise is made in one go
 constexpr int64_t kImportanceChunk = 1024;  // most keys that are scored in one go
 
@@ -76,7 +76,7 @@ const Kernels& generic_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
-// By AVX512-BF16, for processors that are `is_wide`: the same bits.
+// By AVX512-BF16, where Tuning::wide says so: the same bits.
 struct WideAttend {
   std::remove_extent_t<decltype(Kernels::attend)> of_float32, of_bfloat16;
 };

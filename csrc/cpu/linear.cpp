@@ -10,15 +10,14 @@
 namespace specattn {
 namespace {
 
-constexpr int64_t kPiecesPerThread = 4;  // so that a thread that was interrupted costs little
-constexpr int64_t kFewestColumns = 12;   // of a piece: as few as give every stream whole rows
+constexpr int64_t kFewestColumns = 12;  // of a piece: as few as give every stream whole rows
 
 // The outputs of a call in pieces that threads take one after the other.
 class Pieces {
  public:
   Pieces(const Linear& p, int threads) : p_(p), threads_(threads) {
     const int64_t fewest = p.tiles ? kTileOutputs : kFewestColumns;
-    while (columns_ > fewest && count() < kPiecesPerThread * threads) {
+    while (columns_ > fewest && count() < tuning.linear_pieces * threads) {
       columns_ = p.tiles ? columns_ - kTileOutputs : columns_ / 2;
     }
   }
@@ -55,8 +54,8 @@ class Pieces {
 
 // Floats of a thread that multiplies many rows: panels, and sums where K takes several.
 int64_t panel_floats(const Linear& p) {
-  const int64_t rows = p.K > kPanelDepth ? round_up(p.M, kPanelRows) : kPanelRows;
-  return (p.gated ? 2 : 1) * kMostColumns * (std::min(kPanelDepth, p.K) / 2 + rows);
+  const int64_t rows = p.K > tuning.panel_depth ? round_up(p.M, kPanelRows) : kPanelRows;
+  return (p.gated ? 2 : 1) * kMostColumns * (std::min(tuning.panel_depth, p.K) / 2 + rows);
 }
 
 }  // namespace

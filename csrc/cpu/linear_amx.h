@@ -46,7 +46,7 @@ struct AmxRows {
   template <int tiles>
   static void multiply_tiles(const float* x, int64_t K, const Elem* w, int64_t stride, int count,
                              const Elem* next, float (*sums)[kMostColumns]) {
-    constexpr int64_t kFar = kAhead / 2 / static_cast<int64_t>(sizeof(Elem));
+    const int64_t most = tuning.stream_ahead / 2 / static_cast<int64_t>(sizeof(Elem));
     alignas(64) float turned[tiles * kEdge][kEdge];
     alignas(64) Elem copy[tiles * kEdge][kStep];
     amx::Operand right = {reinterpret_cast<const char*>(x), 4 * kEdge, 0};
@@ -58,7 +58,7 @@ struct AmxRows {
                   tiles * kEdge);
         left = {reinterpret_cast<const char*>(copy), sizeof copy[0], kEdge * sizeof copy[0]};
       }
-      const int64_t far = std::min(kFar, K);
+      const int64_t far = std::min(most, K);
       const Elem* ahead = k + far < K ? w + k + far : next + (k + far - K);
       amx::multiply_all<Elem, tiles, 1>(left, right, [&] {
 #pragma GCC unroll 16

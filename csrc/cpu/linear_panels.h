@@ -86,7 +86,7 @@ struct Panels {
                          int64_t depth, int64_t step, int64_t steps) {
     const bool ends = k + depth >= p.K;
     const int64_t from = ends ? 0 : k + depth, first = ends ? piece.next : piece.first;
-    const int64_t length = std::min(kPanelDepth, p.K - from);
+    const int64_t length = std::min(tuning.panel_depth, p.K - from);
     for (int part = piece.part; part < piece.part + parts; ++part) {
       const int64_t count = std::min<int64_t>(piece.count, p.parts[part].rows - first);
       for (int64_t n = count * step / steps; n < count * (step + 1) / steps; ++n) {
@@ -103,12 +103,12 @@ void multiply_panel(const Linear& p, float* memory, const LinearPiece& piece) {
   using Sums = typename Panels::Sums;
   const int parts = p.gated ? 2 : 1;
   const int64_t steps = ceil_div(p.M, kPanelRows);
-  float* panels[2] = {memory, memory + kMostColumns * std::min(kPanelDepth, p.K) / 2};
-  Sums* const kept =
-      reinterpret_cast<Sums*>(memory + parts * kMostColumns * std::min(kPanelDepth, p.K) / 2);
+  float* panels[2] = {memory, memory + kMostColumns * std::min(tuning.panel_depth, p.K) / 2};
+  Sums* const kept = reinterpret_cast<Sums*>(memory + parts * kMostColumns *
+                                                          std::min(tuning.panel_depth, p.K) / 2);
   const auto finish = p.out_float ? finish_row<Isa, Elem, float> : finish_row<Isa, Elem, Elem>;
-  for (int64_t k = 0; k < p.K; k += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, p.K - k);
+  for (int64_t k = 0; k < p.K; k += tuning.panel_depth) {
+    const int64_t depth = std::min(tuning.panel_depth, p.K - k);
     for (int i = 0; i < parts; ++i) {
       const int part = piece.part + i;
       Panels::pack(Panels::weights(p, part, piece.first, k), p.parts[part].stride, piece.count,
@@ -121,7 +121,7 @@ void multiply_panel(const Linear& p, float* memory, const LinearPiece& piece) {
       for (int r = 0; r < kPanelRows; ++r) {
         x[r] = static_cast<const Elem*>(p.x) + std::min(row + r, p.M - 1) * p.x_row + k;
       }
-      Sums* const sums = kept + (p.K > kPanelDepth ? step * parts : 0);
+      Sums* const sums = kept + (p.K > tuning.panel_depth ? step * parts : 0);
       for (int i = 0; i < parts; ++i) {
         Panels::multiply(piece.count, x, panels[i], depth, k > 0, sums[i]);
       }

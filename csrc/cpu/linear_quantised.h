@@ -89,8 +89,8 @@ struct QuantisedRows {
   static void multiply(const float* x, const Linear& p, const Linear::Weights& w, int64_t first,
                        int count, const char* next, float (*sums)[kMostColumns]) {
     constexpr int kColumns = std::min(kTotals / rows, kWeightStreams);
-    constexpr int64_t kCached = kRowBytes / (4 * rows * kBlockFloats) * kBlockCodes;
-    constexpr int64_t kPart = std::max<int64_t>(kCached, kBlockCodes);
+    const int64_t blocks = tuning.packed_bytes / (4 * rows * kBlockFloats);
+    const int64_t part = std::max<int64_t>(blocks, 1) * kBlockCodes;
     alignas(64) float partial[rows][kMostColumns][W];
     const int each = static_cast<int>(ceil_div(count, kColumns));
     const char* const codes = static_cast<const char*>(w.data) + first * w.stride;
@@ -98,8 +98,8 @@ struct QuantisedRows {
                      : p.group == 64 ? add_chain<rows, kColumns, 2>
                                      : add_chain<rows, kColumns, 4>;
     Streams<kColumns> streams;
-    Place now{each, p.K, kPart, kDepth}, ahead = now;
-    for (int64_t bytes = 0; bytes < kAhead && !ahead.over; ahead.advance()) {
+    Place now{each, p.K, part, kDepth}, ahead = now;
+    for (int64_t bytes = 0; bytes < tuning.stream_ahead && !ahead.over; ahead.advance()) {
       bytes += code_bytes(kCodes, ahead.depth());
     }
     for (; !now.over; now.advance(), ahead.advance()) {

@@ -12,11 +12,9 @@
 
 namespace specattn {
 
-constexpr size_t kLine = 64;          // bytes of a cache line
-constexpr int kWeightStreams = 4;     // rows of weights side by side: a processor reads each ahead
-constexpr int64_t kAhead = 4096;      // bytes of each stream that are prefetched
-constexpr int kChain = 32;            // vectors along K in one sum; sums of chains are added up
-constexpr int64_t kRowBytes = 16384;  // of packed x in one go: half of an L1 cache
+constexpr size_t kLine = 64;       // bytes of a cache line
+constexpr int kWeightStreams = 4;  // rows of weights side by side: a processor reads each ahead
+constexpr int kChain = 32;         // vectors along K in one sum; sums of chains are added up
 
 // Where all streams of weights are: at a chain of one of their rows. Rows take turns as long as the
 // part of x that they are multiplied with stays in the L1 cache.
@@ -112,11 +110,13 @@ struct FewRows {
   static void multiply(const float* x, int64_t K, const Elem* w, int64_t stride, int count,
                        const Elem* next, float (*sums)[kMostColumns]) {
     constexpr int kColumns = std::min(Isa::kScoreAccumulators / rows, kWeightStreams);
-    constexpr int64_t kPart = std::max<int64_t>(kRowBytes / (4 * rows * W), kChain) * kStep;
+    // Whole chains: what is multiplied in one go changes no sum.
+    const int64_t chains = tuning.packed_bytes / (4 * rows * W * kChain);
+    const int64_t part = std::max<int64_t>(chains, 1) * kDepth;
     alignas(64) float partial[rows][kMostColumns][W];
     const int each = static_cast<int>(ceil_div(count, kColumns));
-    Place now{each, K, kPart, kDepth}, ahead = now;
-    for (int64_t bytes = 0; bytes < kAhead && !ahead.over; ahead.advance()) {
+    Place now{each, K, part, kDepth}, ahead = now;
+    for (int64_t bytes = 0; bytes < tuning.stream_ahead && !ahead.over; ahead.advance()) {
       bytes += ahead.depth() * static_cast<int64_t>(sizeof(Elem));
     }
     for (; !now.over; now.advance(), ahead.advance()) {

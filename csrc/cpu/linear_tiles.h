@@ -23,10 +23,9 @@ struct TiledRows {
   static constexpr int kWordCodes = codes_in_word(kCodes), kUnits = kWordCodes / kPair;
   static constexpr bool kWide = Isa::kScoreAccumulators >= 16;
   static constexpr int kMost = kWide ? 16 : 8, kSums = kWide ? 24 : 8;  // rows, and registers
-  static constexpr int64_t kTileAhead = 8192;                           // bytes that are prefetched
 
   // Codes that all outputs of a piece are multiplied with, while x stays in the L1 cache.
-  static constexpr int64_t depth_of(int rows) { return 2 * kRowBytes / 4 * kPair / rows; }
+  static int64_t depth_of(int rows) { return 2 * tuning.packed_bytes / 4 * kPair / rows; }
 
   static constexpr int rows_at_once(int64_t left) {
     int rows = 1;
@@ -66,14 +65,14 @@ struct TiledRows {
   static void multiply(const float* x, const Linear& p, const Linear::Weights& w, int64_t first,
                        int count, const char* next, float (*sums)[kMostColumns]) {
     constexpr int kAbreast = rows == 1 ? 1 : std::min(kSums / rows, 3);
-    constexpr int64_t kDepth = depth_of(rows);
+    const int64_t most = depth_of(rows);
     const char* const codes = tile_of(w, first);
     const int vectors = count / W;
     const auto place = [&](const char* tile, int v) {
       return tile + v / kVectors * kTileOutputs * w.stride + v % kVectors * W * kWordBytes;
     };
     for (int r = 0; r < rows; ++r) std::fill(sums[r], sums[r] + count, 0.0f);
-    for (int64_t k = 0; k < p.K; k += kDepth) {
+    for (int64_t k = 0; k < p.K; k += most) {
       const int64_t before = k / kWordCodes * kWordsBytes;
       const auto add = [&](int v, auto abreast) {
         constexpr int kVs = decltype(abreast)::value;
@@ -82,12 +81,12 @@ struct TiledRows {
           const int64_t output = first + (v + i) * W, in = output % kTileOutputs;
           streams.codes[i] = place(codes, v + i) + before;
           streams.lanes[i] = (output - in) * groups_of(p) + in;
-          const bool ends = kVs == 1 && kDepth >= p.K;  // where the piece does
+          const bool ends = kVs == 1 && most >= p.K;  // where the piece does
           streams.left[i] = (ends ? count - v * W : kTileOutputs) * w.stride - before;
           streams.next[i] = place(next, ends ? 0 : v + i) - streams.left[i];
         }
         const auto chain = w.zero ? add_chain<rows, kVs, true> : add_chain<rows, kVs, false>;
-        chain(x + k / kPair * rows, p, w, streams, k, std::min(kDepth, p.K - k), sums[0] + v * W);
+        chain(x + k / kPair * rows, p, w, streams, k, std::min(most, p.K - k), sums[0] + v * W);
       };
       int v = 0;
       for (; v + kAbreast <= vectors; v += kAbreast) add(v, Width<kAbreast>());
@@ -160,7 +159,7 @@ struct TiledRows {
                                                        const Linear::Weights& w,
                                                        const Streams<vectors>& streams, int64_t k,
                                                        int64_t at, int64_t codes, float* sums) {
-    const int64_t bytes = codes / kWordCodes * kWordsBytes, far = at + kTileAhead;
+    const int64_t bytes = codes / kWordCodes * kWordsBytes, far = at + tuning.tile_ahead;
     const char *from[vectors], *ahead[vectors];
     int64_t lanes[vectors];
     typename Words<zeros>::Zero zero[vectors];
@@ -226,7 +225,7 @@ struct TiledRows {
         const int count = static_cast<int>(std::min<int64_t>(kOnce, p.K - k));
         for (int i = 0; i < count; i += kWordCodes) {
           const char* const at = codes + (k + i) / kWordCodes * kWordsBytes + v * W * kWordBytes;
-          __builtin_prefetch(at + kTileAhead, 0, 2);
+          __builtin_prefetch(at + tuning.tile_ahead, 0, 2);
           Words<zeros> word;
           word.load(at, zero);
 #pragma GCC unroll 8
@@ -262,7 +261,7 @@ struct TiledRows {
         int64_t groups[kWordCodes];
         for (int i = 0; i < kWordCodes; ++i) groups[i] = lanes_of(p, tile, k + i * W);
         for (int i = 0; row == 0 && i < W; ++i) {
-          __builtin_prefetch(words + kTileAhead + i * kWordsBytes, 0, 2);
+          __builtin_prefetch(words + tuning.tile_ahead + i * kWordsBytes, 0, 2);
         }
         V four[4];
         Isa::load_four_rows(reinterpret_cast<const float*>(words), kTileOutputs, four);

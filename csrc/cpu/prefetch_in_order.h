@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "keys.h"
+#include "tuning.h"
 #include "types.h"
 
 namespace specattn {
@@ -29,7 +30,7 @@ class PrefetchInOrder {
     if (first) {
       open(0);
       // All that is multiplied before its rows are done, and at least what memory needs.
-      take(std::max(keys_ * runs_ * lines_, kLead));
+      take(std::max(keys_ * runs_ * lines_, tuning.lead_lines));
     } else if (part_ < parts_ || row_ == rows_) {  // fell behind, or waited for this step
       open(std::max<int64_t>(part_ - parts_, 0));
     } else {
@@ -41,7 +42,7 @@ class PrefetchInOrder {
   void beside(int keys, int64_t bytes) { take(keys * ceil_div(bytes, kLine)); }
 
  private:
-  static constexpr int64_t kLine = 64, kLead = 256;
+  static constexpr int64_t kLine = 64;
 
   void take(int64_t lines) {
     while (lines > 0 && row_ < rows_) {

@@ -18,8 +18,6 @@
 
 namespace specattn {
 
-constexpr int kHeadsAbreast = 8;  // their logits, weights and sums stay in the nearest caches
-
 template <class Isa, class Elem, class Few>
 class RowProducts {
   static constexpr bool kMixed = Few::kMixed;
@@ -33,13 +31,14 @@ class RowProducts {
       : rows_(rows),
         collector_(rows, starts),
         count_(static_cast<int>(rows.count)),
-        prefetch_(rows.task.heads, kHeadsAbreast,
-                  std::max(Few::keys_at_once(count_), Few::kValueKeys), rows.D, rows.Dv),
+        abreast_(tuning.heads_abreast),
+        prefetch_(rows.task.heads, abreast_, std::max(Few::keys_at_once(count_), Few::kValueKeys),
+                  rows.D, rows.Dv),
         per_head_(round_up(rows.count, kRowsAbreast) * kBlock),
         s_(rows.scratch.k),
-        p_(s_ + kHeadsAbreast * per_head_),
-        part_(p_ + kHeadsAbreast * per_head_) {
-    static_assert(kHeadsAbreast * kFewRows * (2 * kBlock + kMaxHeadDim) <= Scratch::kKeyFloats);
+        p_(s_ + kMostAbreast * per_head_),
+        part_(p_ + kMostAbreast * per_head_) {
+    static_assert(kMostAbreast * kFewRows * (2 * kBlock + kMaxHeadDim) <= Scratch::kKeyFloats);
   }
 
   void multiply(const Step& step, const Step& next) {
@@ -47,8 +46,8 @@ class RowProducts {
     const int64_t size = size_of(step.type);
     const int once = Few::keys_at_once(count_);
     if constexpr (kInOrder) prefetch_.begin(step, next);
-    for (int64_t first = 0; first < rows_.task.heads; first += kHeadsAbreast) {
-      const int64_t last = std::min(first + kHeadsAbreast, rows_.task.heads);
+    for (int64_t first = 0; first < rows_.task.heads; first += abreast_) {
+      const int64_t last = std::min(first + abreast_, rows_.task.heads);
       for (int n = 0; n < step.keys; n += once) {
         for (int64_t head = first; head < last; ++head) {
           if constexpr (kInOrder) {
@@ -167,11 +166,12 @@ class RowProducts {
   const PackedRows<Isa, Elem>& rows_;
   Collector<Isa, Elem> collector_;
   const int count_;
+  const int64_t abreast_;
   PrefetchInOrder<Isa> prefetch_;
   const int64_t per_head_;  // logits, and weights
   float *const s_, *const p_, *const part_;
-  float part_unit_[kHeadsAbreast];                       // parts are over it
-  float alpha_[kHeadsAbreast * kFewRows + kRowPadding];  // the last is stored as a vector
+  float part_unit_[kMostAbreast];                       // parts are over it
+  float alpha_[kMostAbreast * kFewRows + kRowPadding];  // the last is stored as a vector
 };
 
 }  // namespace specattn

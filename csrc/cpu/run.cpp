@@ -17,11 +17,10 @@
 #include "convert.h"
 #include "kernels.h"
 #include "team.h"
+#include "tuned.h"
 
 namespace specattn {
 namespace {
-
-constexpr int64_t kThreadWork = 1 << 18;  // bytes and multiplications: 0.01 ms of one thread
 
 // Linux keeps room for tiles in a thread's saved state only when a process asks for it.
 bool may_use_tiles() {
@@ -61,16 +60,7 @@ std::vector<const Kernels*> available() {
   }
   // There a pairwise product takes as long as four float ones, and does the work of two.
   const bool slow_pairs = __builtin_cpu_is("intel");
-  if (bf16 && !slow_pairs) {
-    static const Kernels kernels = [] {
-      Kernels all = avx512_bf16_kernels();
-      if (!is_wide()) return all;
-      all.attend[static_cast<int>(Dtype::kFloat32)] = wide_attend().of_float32;
-      all.attend[static_cast<int>(Dtype::kBFloat16)] = wide_attend().of_bfloat16;
-      return all;
-    }();
-    found.push_back(&kernels);
-  }
+  if (bf16 && !slow_pairs) found.push_back(&avx512_bf16_kernels());
   if (avx512) found.push_back(&avx512_kernels());
   if (bf16 && slow_pairs) found.push_back(&avx512_bf16_kernels());
   if (avx2) found.push_back(&avx2_kernels());
@@ -79,8 +69,29 @@ std::vector<const Kernels*> available() {
   return found;
 }
 
+// The kernels of a code path as its values have them.
+const Kernels* as_tuned(const Kernels* kernels) {
+#if defined(__x86_64__)
+  if (kernels->name != avx512_bf16_kernels().name) return kernels;
+  static const Kernels wide = [] {
+    Kernels all = avx512_bf16_kernels();
+    all.attend[static_cast<int>(Dtype::kFloat32)] = wide_attend().of_float32;
+    all.attend[static_cast<int>(Dtype::kBFloat16)] = wide_attend().of_bfloat16;
+    return all;
+  }();
+  return tuning.wide ? &wide : &avx512_bf16_kernels();
+#else
+  return kernels;
+#endif
+}
+
+const Kernels* with_values_of_machine(const Kernels* kernels) {
+  tuning = tuning_of(machine_of(kernels->name), kTuned);
+  return as_tuned(kernels);
+}
+
 const Kernels*& chosen() {
-  static const Kernels* kernels = available().front();
+  static const Kernels* kernels = with_values_of_machine(available().front());
   return kernels;
 }
 
@@ -89,19 +100,8 @@ const Kernels*& chosen() {
 const Kernels& chosen_kernels() { return *chosen(); }
 
 int useful_threads(int64_t work, int64_t tasks, int threads) {
-  return static_cast<int>(std::clamp<int64_t>(std::min(work / kThreadWork, tasks), 1, threads));
-}
-
-bool is_wide() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  constexpr unsigned kZen5 = 0x1a;
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
-  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= kZen5;
-#else
-  return false;
-#endif
+  return static_cast<int>(
+      std::clamp<int64_t>(std::min(work / tuning.thread_work, tasks), 1, threads));
 }
 
 std::vector<std::string> isas() {
@@ -116,12 +116,18 @@ void use_isa(const std::string& name) {
   std::string known;
   for (const Kernels* kernels : available()) {
     if (name == kernels->name) {
-      chosen() = kernels;
+      chosen() = with_values_of_machine(kernels);
       return;
     }
     known += std::string(known.empty() ? "" : ", ") + kernels->name;
   }
   throw std::invalid_argument("no CPU path \"" + name + "\" on this machine; it has: " + known);
+}
+
+void tune(const std::string& values) {
+  const Kernels*& kernels = chosen();
+  set(tuning, values);
+  kernels = as_tuned(kernels);
 }
 
 void run(const Importance& p, int threads) {

@@ -26,9 +26,10 @@ int useful_threads(int64_t work, int64_t tasks, int threads);
 
 // Code paths that this processor has, best first; the first is used unless another is forced.
 std::vector<std::string> isas();
-bool is_wide();  // whether two products and loads of 512 bits take a cycle: AMD from Zen 5 on
 std::string isa();
 void use_isa(const std::string& name);  // throws std::invalid_argument
+// Changes values of the code path in use (tuning.h), until another is chosen.
+void tune(const std::string& values);  // throws std::invalid_argument
 
 // Reads every whole cache line of `memory` once, and does nothing with it.
 void read(const void* memory, int64_t bytes, int threads);

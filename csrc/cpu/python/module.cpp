@@ -5,7 +5,10 @@
 
 #include "../openmp.h"
 #include "../operators.h"
+#include "../linear.h"
 #include "../run.h"
+#include "../tuned.h"
+#include "../tuning.h"
 #include "graph.h"
 #include "module.h"
 #include "values.h"
@@ -79,6 +82,16 @@ double bandwidth(std::optional<int64_t> bytes, std::optional<int> threads,
   return read_bandwidth(bytes.value_or(int64_t{1} << 28), threads.value_or(1), repeats.value_or(5));
 }
 
+bool by_panels() { return multiplies_many_rows(Dtype::kBFloat16) && tuning.panels != 0; }
+std::string machine() { return machine_of(isa()); }
+std::string values() {
+  isa();  // chosen, and with it what it is tuned to
+  return values_of(tuning);
+}
+std::string tuned_values(const std::string& machine, const std::optional<std::string>& table) {
+  return values_of(tuning_of(machine, table.value_or(kTuned)));
+}
+
 std::shared_ptr<PyGraph> make_graph() { return std::make_shared<PyGraph>(); }
 void enter(PyGraph& graph) { graph.begin(); }
 void leave(PyGraph& graph, PyObject*, PyObject*, PyObject*) { graph.end(); }
@@ -102,7 +115,17 @@ void add_graph(PyObject* module) {
 PyMethodDef functions[] = {
     function<&isas>("isas", "Code paths that this processor has, best first."),
     function<&isa>("isa", "The code path in use."),
-    function<&is_wide>("is_wide", "Whether two products and loads of 512 bits take a cycle."),
+    function<&by_panels>("by_panels", "Whether `linear_many_rows` is faster than torch here."),
+    function<&machine>("machine",
+                       "This machine and the code path in use, as csrc/cpu/tuned.h has it."),
+    function<&values>("tuning", "The values of the code path in use (csrc/cpu/tuning.h)."),
+    function<&tune>("tune",
+                    "Change values of the code path in use, \"stream_ahead=8192 ...\": no result "
+                    "changes. Not while a call runs.",
+                    "values"),
+    function<&tuned_values>(
+        "tuning_of", "The values that a table of rows, ours unless given, has for a machine.",
+        "machine", "table"),
     function<&use_isa>("use_isa", "Force a code path, for tests and comparisons.", "name"),
     function<&read_bytes>(
         "read",

@@ -16,7 +16,6 @@ from specattn.quantised import QuantisedWeight
 MOST_ROWS = 128
 """Rows of a recorded pass, all requests together; other products are better for more."""
 
-_IS_WIDE = _cpu.is_wide()  # asking a virtual processor takes long
 _FAST: dict[str, tuple[torch.dtype, ...]] = {
     "amx": (torch.float32, torch.bfloat16, torch.float16),
     "amx_fp16": (torch.float32, torch.bfloat16, torch.float16),
@@ -30,9 +29,8 @@ def _widens(dtype: torch.dtype) -> bool:
 
 
 def _by_panels(x: torch.Tensor) -> bool:
-    """Whether our products of many rows are faster than torch's: timed on Zen 5 alone."""
-    served = _cpu.isa() == "avx512_bf16" and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0
-    return served and _IS_WIDE
+    """Whether our products of many rows are faster than torch's on this machine."""
+    return x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0 and _cpu.by_panels()
 
 
 class Memory:

@@ -5,8 +5,9 @@
 
 One value after the other: all its candidates take turns over the same calls, which find their
 memory cold. A candidate is taken where it beats the present value twice, measured anew the second
-time. Results are the same bits whatever the values. `--write` puts the row of this machine into
-csrc/cpu/tuned.h, for the next build. SPECATTN_CPU_ISA forces another code path.
+time, while no other program uses the machine. Results are the same bits whatever the values.
+`--write` puts the row of this machine into csrc/cpu/tuned.h, for the next build. SPECATTN_CPU_ISA
+forces another code path.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from common import arguments
@@ -90,6 +92,7 @@ class Tuner:
 
     def __init__(self, budget: float, show: Callable[[Record], None]) -> None:
         self.bench, self.budget, self.show = Bench(budget), budget, show
+        self.others = Others()
         self.values = values_of(_cpu.tuning())
         self._calls: dict[str, Callable] = {}
 
@@ -98,8 +101,9 @@ class Tuner:
         value, present = VALUES[name], self.values[name]
         candidates = dict.fromkeys((present, *value.candidates))
         gains = self.measure(name, list(candidates))
-        best = max(gains, key=lambda candidate: _mean(gains[candidate]))
-        if best != present and _faster(gains[best]):
+        faster = {one: _mean(found) for one, found in gains.items() if _faster(found)}
+        if faster:
+            best = max(faster, key=faster.__getitem__)
             again = self.measure(name, [present, best])
             if _faster(again[best]):
                 self.values[name] = best
@@ -109,15 +113,16 @@ class Tuner:
         """Return by candidate how many times faster than the first each call is."""
         gains: dict[int, list[float]] = {candidate: [] for candidate in candidates}
         for label, case in VALUES[name].cases.items():
-            seconds = self.alternate(name, candidates, self.call(label, case))
+            call = self.call(label, case)
+            self.others.cores()  # up to here
+            seconds = self.alternate(name, candidates, call)
+            busy = self.others.cores() or 0.0
             for candidate, samples in seconds.items():
                 gain = paired_ratio(samples, seconds[candidates[0]])
-                gains[candidate].append(gain)
-                self.show(
-                    {"value": name, "candidate": candidate, "call": label}
-                    | {"gain": gain, "seconds": sorted(samples)[len(samples) // 2]}
-                    | {"spread": spread(samples)}
-                )
+                found = {"value": name, "candidate": candidate, "call": label, "gain": gain}
+                found |= {"seconds": median(samples), "spread": spread(samples), "others": busy}
+                self.show(found)
+                gains[candidate].append(math.nan if busy > DISTURBING else gain)  # never faster
         return gains
 
     def alternate(self, name: str, candidates: list[int], call: Callable) -> dict[int, list[float]]:
@@ -180,7 +185,7 @@ def _mean(gains: list[float]) -> float:
 
 
 def _faster(gains: list[float]) -> bool:
-    return _mean(gains) > GAIN and min(gains) > LOSS
+    return _mean(gains) > GAIN and all(gain > LOSS for gain in gains)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -195,17 +200,15 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(THREADS)
     with parser.refusing():
         file = RecordFile(options.json)
-    others = Others()
     file.add({"kind": "run", "tuned": _cpu.machine(), **describe(CPU)})
     print(f"{heading(file.records[0])} | {_cpu.machine()} | {_cpu.tuning()}")
 
     def show(found: Record) -> None:
-        busy = others.cores()
-        file.add({"kind": "candidate", **found, "others": busy})
+        file.add({"kind": "candidate", **found})
         one = f"{found['value']}={found['candidate']}"
         time = f"{1e3 * found['seconds']:.3f} ms ±{found['spread']:.0%}"
-        disturbed = "disturbed" if (busy or 0) > DISTURBING else ""
-        print(f"{one:22} {found['call']:24} {found['gain']:.3f}  {time:16} {disturbed}", flush=True)
+        note = "disturbed" if found["others"] > DISTURBING else ""
+        print(f"{one:22} {found['call']:24} {found['gain']:.3f}  {time:16} {note}", flush=True)
 
     with torch.inference_mode():
         tuner = Tuner(options.budget, show)

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,9 +41,10 @@ def table():
     return tune_cpu.TABLE.read_text(encoding="utf-8").split('R"(')[1].split(')"')[0]
 
 
-def tuner(seconds):
+def tuner(seconds, *, disturbed=False):
     """Return a tuner whose calls take what `seconds(turn, value, candidate)` says."""
     found, turns = tune_cpu.Tuner(0.0, lambda record: None), []
+    found.others = SimpleNamespace(cores=lambda: 0.5 if disturbed else None)
 
     def alternate(name, candidates, call):
         turns.append(name)
@@ -70,6 +72,12 @@ def test_what_is_faster_twice_is_taken():
 def test_what_is_faster_by_chance_is_not_taken(seconds):
     found, before = tuner(seconds), _cpu.tuning()
     found.tune("key_ahead")
+    assert _cpu.tuning() == before
+
+
+def test_what_others_disturbed_is_not_taken():
+    before = _cpu.tuning()
+    tuner(lambda turn, name, one: 1.0 if one == 2048 else 1.1, disturbed=True).tune("key_ahead")
     assert _cpu.tuning() == before
 
 

@@ -218,6 +218,24 @@ def wide_prefill() -> str:
     return markdown(("shape", "context", "specattn, s", "vLLM", "llama.cpp"), rows)
 
 
+@table("wide-zen5")
+def wide_zen5() -> str:
+    """Return plain decoding and the prompt of the widened target over vLLM's, on Zen 5."""
+    cells: dict[int, dict[str, Any]] = {}
+    for row in read("epyc-zen5-2core/decoding-wide.jsonl"):
+        cells.setdefault(row["context"], {})[row["method"]] = row
+    rows = []
+    for context, here in sorted(cells.items()):
+        plain, vllm = here["plain"], here["vllm"]
+        rates = [one["tokens_per_second"]["median"] for one in (plain, vllm)]
+        seconds = [one["prefill_seconds"] for one in (plain, vllm)]
+        cell = [f"{rate:.1f}" for rate in rates], [f"{second:.2f}" for second in seconds]
+        over = f"**{rates[0] / rates[1]:.2f}**", f"**{seconds[1] / seconds[0]:.2f}**"
+        rows.append([size(context), *cell[0], over[0], *cell[1], over[1]])
+    header = ("context", "plain, tokens/s", "vLLM", "over", "prompt, s", "vLLM", "over")
+    return markdown(header, rows)
+
+
 @table("wide-quantised")
 def wide_quantised() -> str:
     """Return tokens per second of the widened target by the bits of its weights, and llama.cpp."""
@@ -363,16 +381,29 @@ def vllm_auto() -> str:
 @table("transformers")
 def transformers() -> str:
     """Return speeds of transformers' generate over SDPA with the default cache."""
-    found = read("epyc-2core/transformers-generate.jsonl")
+    return _over_sdpa("epyc-2core")
+
+
+@table("transformers-zen5")
+def transformers_zen5() -> str:
+    """Return the same of Zen 5, without prompts."""
+    return _over_sdpa("epyc-zen5-2core")
+
+
+def _over_sdpa(folder: str) -> str:
+    found = read(f"{folder}/transformers-generate.jsonl")
     ways = [way for way in dict.fromkeys(row["way"] for row in found) if way != "sdpa"]
     contexts = sorted({row["context"] for row in found})
     over = {(row["way"], row["context"]): row["over_sdpa"] for row in found}
     rows = []
     for way in ways:
         decoded = [f"{over[way, context]['decoding']:.2f}" for context in contexts]
-        rows.append([way, *decoded, f"{over[way, contexts[-1]]['prefill']:.2f}"])
-    header = ("times as fast per token as SDPA with the default cache", *map(size, contexts))
-    return markdown((*header, f"prompt of {size(contexts[-1])}"), rows)
+        prompt = over[way, contexts[-1]]["prefill"]
+        rows.append([way, *decoded, *([f"{prompt:.2f}"] if prompt else [])])
+    header = ["times as fast per token as SDPA with the default cache", *map(size, contexts)]
+    if len(rows[0]) > len(header):
+        header.append(f"prompt of {size(contexts[-1])}")
+    return markdown(header, rows)
 
 
 @table("ranks")

@@ -22,6 +22,7 @@ from specattn.decoding import Medusa, PosS, PromptLookup, Sampler, Suffix, Token
 from specattn.decoding.engine.contract import Draft, Drafter
 from specattn.decoding.engine.loop import run_rounds
 from specattn.decoding.passes.attention import HEAD
+from specattn.decoding.passes.cached_model import CachedModel
 from specattn.decoding.text.sequences import Sequences
 from specattn.decoding.text.statistics import Clock, Stopwatch
 from specattn.kv_cache import KVCache
@@ -49,7 +50,7 @@ class Counting:
         logits = 12.0 * torch.nn.functional.one_hot((tokens + 1) % V, V)
         return SimpleNamespace(logits=logits)
 
-    def check_read(self, length, who):
+    def check_read(self, length, who=None):
         pass
 
 
@@ -224,3 +225,38 @@ def test_successors_that_a_gpu_ranked_come_with_the_report():
     _, drafter = waits_of_rounds(partial(Noted, LOOKUPS["suffix"]))
     best = drafter.drafter.successors[:, 0]
     assert best.tolist() == [(token + 1) % V for token in range(V)]
+
+
+class Reading(Counting):
+    """Such a model that reads prompts, and notes which tokens it was given on the GPU."""
+
+    prefill, _reporting = CachedModel.prefill, CachedModel._reporting
+
+    def __init__(self, batch):
+        super().__init__(batch)
+        self.given = []
+
+    def prefill_chunk(self, tokens, counts, start, wanted):
+        assert tokens.device == CUDA
+        self.given.append((tokens, counts, start))
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 2, 6), (0, 0)])
+def test_reading_prompts_waits_for_nothing(lengths):
+    """All of them are copied at once, before the first chunk; lengths are those read so far."""
+    prompts, gpu = [torch.arange(10 * n, 10 * n + n) for n in lengths], FakeGPU()
+    with gpu.serving():
+        target = Reading(len(lengths))
+        before = gpu.waits.copy()
+        seqlens, chunk = [], target.prefill_chunk
+        target.prefill_chunk = lambda *given: (seqlens.append(target.cache.seqlens), chunk(*given))
+        target.prefill(prompts, chunk_size=4)
+        assert gpu.waits == before
+        seqlens = [own.tolist() for own in (*seqlens[1:], target.cache.seqlens)]
+        starts = [0, 4, 8] if any(lengths) else []
+        assert seqlens[: len(starts)] == [[min(n, at + 4) for n in lengths] for at in starts]
+        assert [start for *_, start in target.given] == starts
+        for tokens, counts, start in target.given:
+            parts = [prompt[start : start + 4] for prompt in prompts]
+            assert counts == [len(part) for part in parts]
+            assert tokens.tolist() == torch.cat(parts).tolist()

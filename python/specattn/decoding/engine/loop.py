@@ -11,6 +11,7 @@ import torch
 from specattn.blocks import graph_bytes
 from specattn.decoding.engine.contract import DraftContext, Drafter, Verified
 from specattn.decoding.engine.target import Target
+from specattn.decoding.text.draws import moved
 from specattn.decoding.text.rounds import Round, pass_times
 from specattn.decoding.text.statistics import RequestStatistics, Statistics, Stopwatch
 
@@ -84,7 +85,7 @@ def run_rounds(
     requests = [RequestStatistics(len(prompt)) for prompt in sequences.prompts]
     cache_bytes = target.cache.nbytes  # before requests leave it
     taking_turns = False
-    root = torch.stack([prompt[-1] for prompt in sequences.prompts]).to(target.device)
+    root = moved(torch.stack([prompt[-1] for prompt in sequences.prompts]), target.device)
 
     while sequences.active:
         draft = drafter.propose(root)

@@ -31,6 +31,7 @@ from specattn.decoding.passes.interface import attach_streams
 from specattn.decoding.passes.own_layers import own_layers
 from specattn.decoding.passes.prompts import Prompts, prompts_of
 from specattn.decoding.passes.runner import Runner, Verification
+from specattn.decoding.text.draws import moved, uploaded
 from specattn.hybrid_cache import HybridCache
 from specattn.kv_cache import KVCache
 from specattn.tree import Tree
@@ -116,15 +117,20 @@ class CachedModel:
         lengths = [len(prompt) for prompt in prompts]
         total, longest = sum(lengths), max(lengths)
         self.check_read(longest)
-        for start in range(0, longest, chunk_size):
-            parts = [prompt[start : start + chunk_size] for prompt in prompts]
-            tokens, counts = torch.cat(parts).to(self.device), [len(part) for part in parts]
+        starts = range(0, longest, chunk_size)
+        parts = [[prompt[start : start + chunk_size] for prompt in prompts] for start in starts]
+        sizes = [[len(part) for part in own] for own in parts]
+        each = [part for own in parts for part in own]
+        together = moved(torch.cat(each or [prompts[0]]), self.device)  # which may be empty
+        chunks = together.split([sum(counts) for counts in sizes])
+        ends = [[min(length, start + chunk_size) for length in lengths] for start in starts]
+        seqlens = uploaded(ends, self.device, dtype=torch.int32)
+        for start, tokens, counts, done in zip(starts, chunks, sizes, seqlens, strict=True):
             if on_chunk is not None:
                 read = sum(min(length, start) for length in lengths)
                 self._on_layer = self._reporting(on_chunk, read, len(tokens), total)
             features = self.prefill_chunk(tokens, counts, start, on_features is not None)
-            done = [min(length, start + chunk_size) for length in lengths]
-            self.cache.seqlens = torch.tensor(done, dtype=torch.int32, device=self.device)
+            self.cache.seqlens = done.clone()  # which lies at whole 16 bytes
             if on_features is not None:
                 on_features(start, features)
         self._on_layer = None

@@ -81,6 +81,14 @@ def uploaded(values: Any, device: torch.device, **options: Any) -> torch.Tensor:
     return tensor.to(device, non_blocking=True) if on_gpu else tensor
 
 
+def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device, copied there in its stream: the host does not wait."""
+    if device.type == "cpu" or x.device.type != "cpu":
+        return x.to(device)
+    kept = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+    return kept.copy_(x).to(device, non_blocking=True)
+
+
 def downloaded(x: torch.Tensor) -> torch.Tensor:
     """Return where a device's tensor is copied to on the host, in its stream: nothing waits."""
     if x.device.type == "cpu":

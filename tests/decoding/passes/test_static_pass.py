@@ -1,6 +1,7 @@
 """Passes as kernel calls: the same as through the model's modules, or refused."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -277,3 +278,24 @@ def test_weights_may_change_between_generations():
     after = generate(model, text, "plain", max_new_tokens=8).new_tokens
     assert after == generate(model, text, "plain", max_new_tokens=8, compile="off").new_tokens
     assert after != before
+
+
+class Failing:
+    """A selector whose first choice is an error."""
+
+    def select(self, layer, q):
+        raise ZeroDivisionError
+
+
+@torch.no_grad()
+def test_a_pass_that_fails_leaves_nothing_of_its_plan():
+    """A runner outlives the run; its plan may hold a drafter, and so the model."""
+    target = Target(tiny_model("llama"), 1, 48, "on")
+    target.prefill(prompts([9]), chunk_size=16)
+    selector, token = Failing(), torch.stack(prompts([1]))
+    kept = weakref.ref(selector)
+    with pytest.raises(ZeroDivisionError):
+        target.draft(token, 0, selector)
+    del selector
+    assert kept() is None
+    assert target.draft(token, 0).logits.isfinite().all()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple
@@ -342,14 +343,25 @@ class KernelRunner(Runner):
         """Run a pass as `Replayed.run_as` has it; of a larger size all of that is handed out."""
         collected = () if plan.capture.needs_python else plan.capture.rows
         how = _How(self._in_python(plan), collected, plan.capture.per_head)
-        self._plan = plan
         program, inputs = partial(self._pass, how), self._inputs(plan, tokens)
-        found = self._passes.run_as(size, key, program, inputs)
-        del self._plan  # it may hold a drafter, and so the model
+        with self._planned(plan):
+            found = self._passes.run_as(size, key, program, inputs)
         logits, features, scores, queries, *chosen = found
         scores = plan.scores if scores is None else scores
         queries = plan.queries if queries is None else queries
         return self._handed_out(plan, logits, features, scores, queries, *chosen)
+
+    @contextmanager
+    def _planned(self, plan: Pass) -> Iterator[None]:
+        """Let steps in Python of a program find their plan, which may hold a drafter or the model.
+
+        A runner outlives both, so it keeps none, of a pass that fails neither.
+        """
+        self._plan = plan
+        try:
+            yield
+        finally:
+            del self._plan
 
     def _in_python(self, plan: Pass) -> bool:
         return plan.capture.needs_python or self.attention.in_python(plan)

@@ -13,7 +13,7 @@ import math
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -54,6 +54,13 @@ class Programs(Protocol):
         dimension of every result. One without text, of zeros, may stand behind them.
         """
 
+    def depth_for(self, key: Hashable, depth: int, rows: Sequence[int], batch: int | None) -> int:
+        """Return how deep a draft runs of which `depth` levels are wanted: the rest is cut.
+
+        Drafts as `key` says differ in depth alone, with which the key of each ends: ``(key, n)``;
+        `rows` says how many rows of a pass take as long as n levels, n from 0 to the deepest.
+        """
+
     def beside(self) -> Programs:
         """Return the same way to run others, while the results of these still count."""
 
@@ -72,6 +79,10 @@ class Direct:
     ) -> Any:
         """Return what a program returns."""
         return program(TORCH, **inputs)
+
+    def depth_for(self, key: Hashable, depth: int, rows: Sequence[int], batch: int | None) -> int:
+        """Return `depth`."""
+        return depth
 
     def beside(self) -> Direct:
         """Return itself: nothing is kept."""
@@ -186,6 +197,28 @@ class Replayed:
         best = min(larger, key=math.prod, default=own)
         padding = self._padding[key, own] + math.prod(best) - math.prod(own)
         return best if best != own and padding <= _CAPTURE else None
+
+    def depth_for(self, key: Hashable, depth: int, rows: Sequence[int], batch: int | None) -> int:
+        """Return the depth of a draft that is kept for so many requests, or `depth` itself.
+
+        Near a text's end drafts of a given size are wanted less and less deep. Each runs in the
+        least deep one that is kept, as long as what this adds has not taken as long as to capture.
+        """
+        if self.in_python:
+            return depth
+        kept = (n for n in range(depth, len(rows)) if self._has((key, n), batch))
+        best = next(kept, depth)
+        added = (batch or 1) * (rows[best] - rows[depth])
+        if self._padding[key, (depth,)] + added > _CAPTURE:
+            return depth
+        self._padding[key, (depth,)] += added
+        return best
+
+    def _has(self, key: Hashable, batch: int | None) -> bool:
+        """Whether a program of a key is kept, for at least so many requests."""
+        if batch is None:
+            return any(known == key for known, *_ in self._kept)
+        return any(requests >= batch for requests, *_ in self._sizes.get(key, ()))
 
     def _recorded(self, program: Program, inputs: dict[str, torch.Tensor]) -> _Kept | None:
         """Return a program that is kept now; None where there is no memory beside the others."""

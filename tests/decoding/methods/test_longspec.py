@@ -9,7 +9,7 @@ from transformers import StoppingCriteriaList
 
 from specattn import use_backend
 from specattn.blocks import TORCH, Ops
-from specattn.blocks.programs import Replayed
+from specattn.blocks.programs import Direct, Replayed
 from specattn.blocks.recorder import Memory
 from specattn.blocks.recorder import Recorder as Recording
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
@@ -99,7 +99,7 @@ class Heard(DraftBlock):
         super().__init__(*arguments)
         self.programs = self
 
-    in_python = True
+    in_python, depth_for = True, Direct.depth_for
 
     def run(self, key, program, inputs, batch=None):
         ops = Listening()

@@ -87,6 +87,7 @@ class _GrownDrafter(PacedDrafter):
                 pass_sizes(context, method.max_nodes),
             )
             self.arm = Share(context, method.name, efforts, sizes, TreeGains, self.attempt)
+        block.given = self.arm.effort.depth
         device = block.target.device
         self.watch = Stopwatch(device)
         self.root_alone = Tree.chain(0, device=device)

@@ -129,6 +129,7 @@ class PairBlock(ABC):
     ):
         target = context.target
         self.target, self.sequences, self.window = target, context.sequences, window
+        self.given = 0  # levels of all drafts that are not near a text's end, where those are given
         self.vocabulary: int = target.model.config.vocab_size  # that logits are of
         kind = type(self).__name__, shape, nodes, depth, window
         memory = target.recall(kind, self.drafter, lambda: _memory(target, shape, angles, nodes))
@@ -192,9 +193,14 @@ class PairBlock(ABC):
         children = min(width, self.vocabulary)
         sizes = level_sizes(width, children, depth)
         pairs = (self.target.cache.seqlens - 1).clamp_min(0)  # all but the root's
-        program = partial(self._grow, sizes, children)
+        whole = level_sizes(width, children, max(depth, self.given))
+        rows = [*accumulate(whole, initial=0)]
+        deep = self.growing.depth_for(width, depth, rows, len(root))
+        program = partial(self._grow, whole[:deep], children)
         inputs = {"fused": self.root, "pairs": pairs}
-        levels = self.growing.run((width, depth), program, inputs, len(root))
+        levels = self.growing.run((width, deep), program, inputs, len(root))[:depth]
+        *_, (tokens, scores, chosen) = levels  # of the last of them none is expanded
+        levels[-1] = tokens, scores, chosen[:, :0]
         return self.candidates(root, levels, sizes, children, width)
 
     def candidates(

@@ -42,12 +42,12 @@ class SparseChain(ChainBuilder):
     def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector | None]) -> Draft:
         """Draft a token per selector that is of use behind `root` [B]; or the root alone.
 
-        None selects everything.
+        None selects everything. There may be selectors of steps that are not, for a graph of more.
         """
         steps = min(len(selectors), self.sequences.draft_depth)
         if steps and not self.rejection:
             drawing = partial(self.sampler.drawing, root.device)
-            tokens = self.model.draft_chain(root, selectors[:steps], drawing)
+            tokens = self.model.draft_chain(root, selectors, drawing, steps)
             if tokens is not None:
                 return self.draft(tokens, [])
         return self.build(
@@ -132,7 +132,8 @@ class SparseDrafter(PacedDrafter):
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         """Draft a chain on what is selected."""
-        return self.chain.propose(root, self.selectors(effort.depth) if effort.depth else [])
+        steps = max(effort.depth, self.arm.effort.depth) if effort.depth else 0
+        return self.chain.propose(root, self.selectors(steps) if steps else [])
 
 
 class SelectionDrafter(SparseDrafter):

@@ -144,11 +144,15 @@ class LongSpec(Trained[LongSpecDrafter], name="longspec"):
                 sizes = [1, *(effort.depth + 1 for effort in efforts)]
                 given: Any = ("longspec, chain", efforts, sizes, ChainGains, drafter.attempt)
                 drafter.arm = Share(context, *given)
+            else:
+                block.given = levels
             return drafter
         drafter = _TreeDrafter(block, levels, arm)
         if self.widths is None and self.nodes is None:
             efforts, sizes = beams(max(levels), len(levels)), pass_sizes(context, 1 + sum(levels))
             drafter.arm = Share(context, "longspec", efforts, sizes, TreeGains, drafter.attempt)
+        else:
+            block.given = levels
         return drafter
 
 

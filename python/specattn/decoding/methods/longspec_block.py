@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,7 @@ class DraftBlock:
         self.reach = self.window - 1 - torch.arange(depth, dtype=torch.int32, device=device)
         self.steps = torch.arange(depth + 1, dtype=torch.int32, device=device)
         self.behind = max(self.sequences.lengths) - 1  # tokens that the ring does not have yet
+        self.given: tuple[int, ...] = ()  # widths of all drafts but a text's last, if given
 
     def grow(
         self,
@@ -91,29 +93,35 @@ class DraftBlock:
         `draw`, a chain whose tokens it draws, the same way in every round, without scores; given
         `drawing`, too, they are drawn so, in programs without steps in Python.
         """
-        seqlens, levels = self.target.cache.seqlens, (1, *widths)
+        seqlens, programs = self.target.cache.seqlens, self.programs
         self._catch_up(seqlens)
+        if drawing is not None:
+            draw = None
+        elif draw is not None and not programs.in_python:
+            programs = Direct()
+        whole = widths + self.given[len(widths) :]
+        key = whole, draw is not None, None if drawing is None else drawing.key
+        rows = [*accumulate((1, *whole))]
+        deep = programs.depth_for(key, len(widths), rows, len(root))
+        levels = (1, *whole[:deep])
         inputs = {
             "root": root[:, None],
             "seqlens": seqlens,
             "rows": torch.remainder(seqlens[:, None] - self.back, self.ring),
-            "row_counts": torch.minimum(seqlens, self.reach[: len(widths), None]),
+            "row_counts": torch.minimum(seqlens, self.reach[:deep, None]),
         }
-        programs: Programs = self.programs
         if drawing is not None:
-            draw = None
             inputs |= drawing.inputs
-        elif draw is not None and not programs.in_python:
-            programs = Direct()
-        key = levels, draw is not None, None if drawing is None else drawing.key
         self.memory.draw = draw
-        tree = programs.run(key, partial(self._grow, levels, drawing), inputs, len(root))
+        program = partial(self._grow, levels, drawing)
+        tree = programs.run((key, deep), program, inputs, len(root))[: len(widths) + 1]
         self.memory.draw = None  # it holds the target
-        none = torch.full_like(root[:, None], -1)
+        levels = levels[: len(tree)]
+        none, words = torch.full_like(root[:, None], -1), -(-sum(levels) // WORD_BITS)
         shape = Tree.grown(
             torch.cat([none, *(level.parents for level in tree[1:])], 1),
             depths=_depths(levels, root.device).expand(len(root), -1),
-            packed_mask=torch.cat([level.masks for level in tree], 1),
+            packed_mask=torch.cat([level.masks[..., :words] for level in tree], 1),
             max_depth=len(widths),
             max_width=max(widths, default=0),
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -131,10 +130,12 @@ class _MedusaDrafter(PacedDrafter):
 
     def _guesses(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first guesses of `depth` heads, and log-probabilities: [B, depth, widest]."""
-        program = partial(self._best, depth, max(self.widths))
+        batch, rows = len(self.features), range(len(self.widths) + 1)
+        heads = self.programs.depth_for("heads", depth, rows, batch)
+        program = partial(self._best, heads, max(self.widths))
         inputs = {"features": self.features}
-        found: Any = self.programs.run(depth, program, inputs, len(self.features))
-        return found
+        best, scores = self.programs.run(("heads", heads), program, inputs, batch)
+        return best[:, :depth], scores[:, :depth]
 
     def _best(
         self, depth: int, width: int, ops: Ops, features: torch.Tensor

@@ -224,10 +224,10 @@ class _TokenSwiftDrafter(PacedDrafter):
         """Return the logits [B, count, V] of the first heads for features [B, H]."""
         if not count:
             return features.new_empty(len(features), 0, self.heads.config.vocab_size)
-        program = partial(self._logits, count)
-        inputs = {"features": features}
-        logits: torch.Tensor = self.programs.run(count, program, inputs, len(features))
-        return logits
+        heads = self.programs.depth_for("heads", count, range(len(self.widths)), len(features))
+        program, inputs = partial(self._logits, heads), {"features": features}
+        logits: torch.Tensor = self.programs.run(("heads", heads), program, inputs, len(features))
+        return logits[:, :count]
 
     def _logits(self, count: int, ops: Ops, features: torch.Tensor) -> torch.Tensor:
         return ops.head(ops.stack(self.heads.hidden(ops, features, count)), self.target.head)

@@ -235,17 +235,19 @@ class CachedModel:
         root: torch.Tensor,
         selectors: Sequence[KVSelector | None],
         drawing: Callable[[], Drawing | None],
+        steps: int | None = None,
     ) -> torch.Tensor | None:
         """Return `root`, int64 [B], and a token behind it per selector, all drafted by one launch.
 
         None where that is not possible: `drawing`, which is asked only where nothing else is in the
-        way, may know of none. Selections must share their positions.
+        way, may know of none. Selections must share their positions. Of fewer `steps` only these
+        are drafted, or cut from a graph of more that there is already.
         """
         if not (selectors and self.runner.captures):
             return None
         first = self._draft_plan(1, 0, selectors[0])
         plans = [first, *(replace(first, selector=selector) for selector in selectors[1:])]
-        return self.runner.chain(plans, root, drawing)
+        return self.runner.chain(plans, root, drawing, len(plans) if steps is None else steps)
 
     def _draft_plan(
         self, rows: int, offset: int | torch.Tensor, selector: KVSelector | None

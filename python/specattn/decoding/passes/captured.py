@@ -25,6 +25,9 @@ from specattn.decoding.passes.runner import (
     Verification,
 )
 
+_PLAIN = 160
+"""Rows that a pass is longer by where it takes twice as long as of one."""
+
 _SELECTING = "selecting by "
 """What inputs of a pass begin with that its selector reads."""
 
@@ -115,8 +118,11 @@ class CapturedRunner(KernelRunner):
         plans: Sequence[Pass],
         root: torch.Tensor,
         drawing: Callable[[], Drawing | None],
+        steps: int,
     ) -> torch.Tensor | None:
-        """Return what passes of one row each draft, in one graph for each number of them.
+        """Return what the first `steps` passes of one row each draft, in one graph.
+
+        One of more of these passes serves, where it is kept; of more there is none.
 
         All but the selector is the first one's: each of the others lies a token behind it.
         Layers with a state, latents and selectors that may ask are left to passes one by one.
@@ -135,19 +141,21 @@ class CapturedRunner(KernelRunner):
         alike = len({self._key(plan) for plan in plans}) == 1
         if apart or not alike or any(map(self._may_ask, plans)) or (how := drawing()) is None:
             return None
-        given = how.inputs | {"tokens": root[:, None], "prefix": first.prefix}
-        if chosen:
-            given |= chosen[0].inputs
-        given |= _moving([plan.selector for plan in plans], torch.stack)
-        layers = PLAIN._replace(in_python=self.attention.in_python(first))
-        key = "chain", len(plans), first.max_seqlen, first.feature_layers, how.key, self._key(first)
-        self._plan = first
-        program = partial(self._chain, how, layers, len(plans))
         # What selectors read may lie by request or not.
-        batch = None if any(name.startswith(_SELECTING) for name in given) else len(root)
-        found: torch.Tensor = self._passes.run(key, program, given, batch)
-        del self._plan  # as in `run`
-        return found.clone()
+        batch = None if isinstance(first.selector, CapturableSelector) else len(root)
+        given: Any = first.max_seqlen, first.feature_layers, how.key, self._key(first)
+        key = ("chain", *given, len(root) if batch is None else None)
+        rows = range(0, _PLAIN * (len(plans) + 1), _PLAIN)
+        deep = self._passes.depth_for(key, steps, rows, batch)
+        inputs = how.inputs | {"tokens": root[:, None], "prefix": first.prefix}
+        if chosen:
+            inputs |= chosen[0].inputs
+        inputs |= _moving([plan.selector for plan in plans[:deep]], torch.stack)
+        layers = PLAIN._replace(in_python=self.attention.in_python(first))
+        program = partial(self._chain, how, layers, deep)
+        with self._planned(first):
+            found: torch.Tensor = self._passes.run((key, deep), program, inputs, batch)
+        return found[:, : steps + 1].clone()
 
     def _chain(
         self,

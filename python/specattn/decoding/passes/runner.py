@@ -118,6 +118,7 @@ class Runner:
         plans: Sequence[Pass],
         root: torch.Tensor,
         drawing: Callable[[], Drawing | None],
+        steps: int,
     ) -> torch.Tensor | None:
         """Return the chains that passes of one row each draft, as `CachedModel.draft_chain` says.
 

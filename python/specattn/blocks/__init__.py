@@ -1,5 +1,6 @@
 """Blocks of models as functions of `ops`, and the ways to run one: torch, recorded, captured."""
 
+from specattn.blocks.cuda_graphs import Graph
 from specattn.blocks.gated_delta import Convolution, Gates
 from specattn.blocks.operands import (
     Drawing,
@@ -19,7 +20,6 @@ from specattn.blocks.operands import (
 from specattn.blocks.ops import TORCH, Ops, followed, rotate, swiglu, top_tokens
 from specattn.blocks.programs import (
     Direct,
-    Graph,
     Programs,
     Replayed,
     Size,

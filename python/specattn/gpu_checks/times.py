@@ -12,7 +12,7 @@ import torch
 
 import specattn
 from specattn import flash_attention
-from specattn.blocks.programs import CudaGraph
+from specattn.blocks.cuda_graphs import CudaGraph
 from specattn.gpu_checks.cases import using
 
 KEYS, Q_HEADS, KV_HEADS, D = 32768, 32, 8, 128

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specattn.blocks import TORCH, captured, programs
-from specattn.blocks.programs import CudaGraph, _Captured
+from specattn.blocks import TORCH, captured, cuda_graphs
+from specattn.blocks.cuda_graphs import CudaGraph
+from specattn.blocks.programs import _Captured
 
 CUDA = [torch.device("cuda", index) for index in range(2)]
 
@@ -145,9 +146,9 @@ def cards(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.end_allocating, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *size, device, **how: zeros(*size, **how))
-    programs._capturing.cache_clear()
+    cuda_graphs._capturing.cache_clear()
     yield found
-    programs._capturing.cache_clear()
+    cuda_graphs._capturing.cache_clear()
 
 
 class OnCard(torch.Tensor):

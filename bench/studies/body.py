@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,18 +27,25 @@ from decoding import passes
 
 from specattn import Tree
 from specattn.decoding import Target
+from specattn.decoding.engine.target import KV_DTYPES
+from specattn.decoding.model.quantised import QUANTIZE
 from studies import study
 from studies.of_shape import OfShape
 
 
 class Body(OfShape):
-    """A cell is a context, a batch and whether passes are replayed, with a row per rows."""
+    """A cell is a context, a batch, whether passes are replayed and what is stored in fewer bits.
+
+    It has a row per rows.
+    """
 
     defaults = {"context": [512, 32768]}
-    cells, kind, resumes = ("context", "batch", "compile"), "pass", True
+    cells = "quantize", "kv_dtype", "context", "batch", "compile"
+    kind, resumes = "pass", True
     header = (
-        ("context", ">"), ("B", ">"), ("rows", ">"), ("passes are", "<"), ("ms", ">"), ("±", ">"),
-        ("GB/s", ">"), ("over one row", ">"), ("launches", ">"),
+        ("weights", "<"), ("cache", "<"), ("context", ">"), ("B", ">"), ("rows", ">"),
+        ("passes are", "<"), ("ms", ">"), ("±", ">"), ("GB/s", ">"), ("over one row", ">"),
+        ("launches", ">"),
     )  # fmt: skip
 
     @classmethod
@@ -49,18 +56,18 @@ class Body(OfShape):
         add("--rows", type=arguments.numbers, default=[1, 8, 16, 64, 200], metavar="N[,N]")
         add("--batch", type=arguments.numbers, default=[1], metavar="B[,B]")
         add("--compile", type=lambda text: text.split(","), default=["auto"], metavar="auto,off")
+        add("--quantize", type=few_bits(QUANTIZE), default=[None], metavar="off,int8,..")
+        add("--kv-dtype", type=few_bits(KV_DTYPES), default=[None], metavar="off,int8,..")
         add("--budget", type=float, default=2.0, help="seconds for each cell's passes")
-
-    def __init__(self, options: argparse.Namespace):
-        super().__init__(options)
-        self.weights = passes.weight_bytes(self.model)
 
     @torch.inference_mode()
     def measure(self, place: Record) -> Iterator[Record]:
         """Yield the passes of a cell, all timed in turn."""
         context, batch, most = place["context"], place["batch"], max(self.options.rows)
-        target = Target(self.model, batch, context + most, compile=place["compile"])
-        target.cache.storage.normal_()
+        stored = {name: place[name] for name in ("compile", "quantize", "kv_dtype")}
+        target = Target(self.model, batch, context + most, **stored)
+        if place["kv_dtype"] is None:  # codes are what they are: any take as long
+            target.cache.storage.normal_()
         target.cache.seqlens.fill_(context)
         vocabulary, device = self.model.config.vocab_size, self.device
         tokens = torch.randint(vocabulary, (batch, most), device=device)
@@ -75,9 +82,10 @@ class Body(OfShape):
         # What a pass reads is larger than any cache.
         found = Stopwatch(device, flush=False).alternate(calls, budget=self.options.budget)
         single = timing(found[min(calls)])["median"]
+        weights = passes.weight_bytes(target.model)
         for rows, call in calls.items():
             time, token = timing(found[rows]), passes.token_bytes(target)
-            moves = self.weights + batch * token * (context + rows)
+            moves = weights + batch * token * (context + rows)
             yield {
                 "rows": rows, "how": target.runner.how, "time": time, "bytes": moves,
                 "bandwidth": moves / time["median"], "over_one_row": time["median"] / single,
@@ -89,11 +97,25 @@ class Body(OfShape):
         time = record["time"]
         launched = record["launches"]
         return (
-            size(record["context"]), str(record["batch"]), str(record["rows"]), record["how"],
+            record["quantize"] or "-", record["kv_dtype"] or "-", size(record["context"]),
+            str(record["batch"]), str(record["rows"]), record["how"],
             f"{1e3 * time['median']:.2f}", f"{time['spread']:.0%}",
             f"{record['bandwidth'] / 1e9:.0f}", or_dash(record["over_one_row"]),
             "-" if launched is None else str(launched),
         )  # fmt: skip
+
+
+def few_bits(kinds: Iterable[str]) -> Callable[[str], list[str | None]]:
+    """Return what reads a list of such names, "off" for none."""
+
+    def read(text: str) -> list[str | None]:
+        names = text.split(",")
+        if unknown := set(names) - {"off", *kinds}:
+            known = ", ".join(["off", *kinds])
+            raise argparse.ArgumentTypeError(f"expected some of {known}, got {sorted(unknown)}")
+        return [None if name == "off" else name for name in names]
+
+    return read
 
 
 def launches(call: passes.Call) -> int:

@@ -153,9 +153,7 @@ def attend(
             tiles, requests = tokens * padded // config.block_m + B, 1
     programs = kv_heads * min(requests * tiles, triton.cdiv(B * T * padded, config.block_m))
     state_bytes = 4 * batches * tokens * heads * (v_dim + 1)
-    splits = _configs.splits(
-        q.device, config, programs, span, state_bytes, alone=B == 1, listed=indices is not None
-    )
+    splits = _configs.splits(q.device, config, rows, programs, span, state_bytes, alone=B == 1)
     slots = splits.slots
     states, state_lses = partial_states(slots, out, lse)
     block_c = group

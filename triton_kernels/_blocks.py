@@ -22,9 +22,22 @@ def follow_previous(PDL: tl.constexpr):
 
     ``PDL``: this launch may have started before the ones before it have ended.
     """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait for what earlier launches write; before, this one may look at nothing of that."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """Let the next launch start once all programs are here: it takes places beside them."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

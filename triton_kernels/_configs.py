@@ -354,19 +354,19 @@ def hopper_config(q, shape, kv_heads, page_size, *, collect, plain) -> HopperCon
     return config if fastest == "gluon" else None
 
 
-def splits(device, config, programs, span, state_bytes, *, alone=False, listed=False) -> Splits:
+def splits(device, config, rows, programs, span, state_bytes, *, alone=False) -> Splits:
     """Return how requests are cut of which the longest may have ``span`` keys.
 
-    ``programs`` is how many there are before any cut, ``state_bytes`` what one slot's partial
-    results take; `attention_plans.splits` has the rest.
+    ``rows`` share their keys, ``programs`` is how many there are before any cut, ``state_bytes``
+    what one slot's partial results take; `attention_plans.splits` has the rest.
     """
     limit = max(1, _forced.get("workspace", WORKSPACE) // state_bytes)
     if size := _forced.get("split_size"):
         slots = min(triton.cdiv(span, size), limit)
         return Splits(1 << 16, size, max(4096, 256 * config.block_m), max(1, slots))
     return attention_plans.splits(
-        config.block_m, config.programs, multiprocessors(device), programs, span,
-        limit=limit, alone=alone, listed=listed, least=_forced.get("least"),
+        config.block_m, rows, config.programs, multiprocessors(device), programs, span,
+        limit=limit, alone=alone, least=_forced.get("least"),
     )  # fmt: skip
 
 

@@ -97,7 +97,9 @@ def attend_on_hopper(
         tiles, requests = tokens * group // config.block_m + B, 1
         programs = min(programs, kv_heads * tiles)
     state_bytes = 4 * batches * tokens * heads * (D + 1)
-    splits = _configs.splits(q.device, config, programs, span, state_bytes, alone=B == 1)
+    splits = _configs.splits(
+        q.device, config, T * group, programs, span, state_bytes, alone=B == 1
+    )
     states, state_lses = partial_states(splits.slots, out, lse)
 
     matrices = [matrix_of(cache) for cache in (k_cache, v_cache)]

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from . import _sizes
 from ._bfloat16 import cast, dot
-from ._blocks import follow_previous
+from ._blocks import let_next_start, wait_for_previous
 from ._launch import early, launch
 
 MOST_ROWS = 64
@@ -149,7 +149,7 @@ def linear_few_rows_kernel(
         _prefetch(p_weight, n, N, weight_stride, K, WHOLE)
         if up is not None:
             _prefetch(p_up, n, N, up_stride, K, WHOLE)
-    follow_previous(PDL)
+    wait_for_previous(PDL)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     gate, more, more_gate = total, total, total  # ``more`` is of the second tile of rows
     for k0 in tl.range(0, K, BLOCK_K):
@@ -165,6 +165,7 @@ def linear_few_rows_kernel(
             gate = _plus(gate, rows, u, PRECISION)
             if TWO:
                 more_gate = _plus(more_gate, others, u, PRECISION)
+    let_next_start(PDL)  # which before would take places from programs that read weights
     _store(
         total, gate, m, n, M, n_ok, bias, residual, out, residual_stride, out_stride,
         ACTIVATION, up is not None, WHOLE,

@@ -68,6 +68,7 @@ class Splits(NamedTuple):
 
 def splits(
     block_m: int,
+    rows: int,
     resident: int,
     multiprocessors: int,
     programs: int,
@@ -76,24 +77,23 @@ def splits(
     limit: int,
     alone: bool = False,
     least: int | None = None,
-    listed: bool = False,
 ) -> Splits:
     """Return how Triton's and Gluon's requests are cut of which the longest may have ``span`` keys.
 
-    A multiprocessor holds ``resident`` tiles of ``block_m`` rows, there are ``programs`` of them
-    before any cut, and memory for ``limit`` slots. One wave of programs is wanted: more would leave
-    a short last one. A tile's float32 partials, written and read, are 8 * BLOCK_M bytes for each of
-    the D columns, where K and V are 4 per key: at ``least`` keys they cost up to half, in L2 (an SM
-    without work costs more), at ``most`` 1/128 or less. Lists are short: half as
-    many keys of one fill the GPU. Tiles of 64 rows begin with one program per SM, which is enough
-    to keep 64 KiB in flight there, and come to more where their keys pay for it. Beyond one wave
-    only those requests of a batch are spread that have twice ``most`` keys for each split: one
-    ``alone`` would leave its last wave short.
+    A multiprocessor holds ``resident`` tiles of ``block_m`` of the ``rows``, there are ``programs``
+    of them before any cut, and memory for ``limit`` slots. One wave of programs is wanted: more
+    would leave a short last one. Float32 partials, written and read, are 8 bytes for each row and
+    each of the D columns, where K and V are 4 per key: at ``least`` keys they cost up to half, in
+    L2 (an SM without work costs more: of 4 rows, 64 keys instead of 256 took 4 of 20 us off a
+    layer's attention to 512 keys on an H100), at ``most`` 1/128 or less. Tiles of 64 rows begin
+    with one program per SM, which is enough to keep 64 KiB in flight there, and come to more where
+    their keys pay for it. Beyond one wave only those requests of a batch are spread that have twice
+    ``most`` keys for each split: one ``alone`` would leave its last wave short.
     """
     places = resident * multiprocessors
     first = places if block_m < 64 else multiprocessors
     wanted, wave = (_wanted(x // programs) for x in (first, places))
-    least = least or max(128 if listed else 256, 4 * block_m)
+    least = least or (64 if rows <= 16 else max(256, 4 * block_m))
     most = max(4096, 256 * block_m)
     count = min(wanted * max(1, span // (most * wanted)), -(-span // least))
     return Splits(wanted, least, most, max(1, min(count, wave if alone else limit, limit)))
@@ -145,8 +145,9 @@ def cut_of(kernel: str, shape: Shape, kv_heads: int, multiprocessors: int, gpu: 
         block_m = min(padded, 32 if gpu.groups and old else 64)
         resident = 1 if block_m == 16 else 2
     found = splits(
-        block_m, resident, multiprocessors, heads * -(-shape.rows // block_m), shape.context,
-        limit=1 << 16, alone=shape.batch == 1, listed=_is_listed(shape),
+        block_m, shape.rows, resident, multiprocessors, heads * -(-shape.rows // block_m),
+        shape.context,
+        limit=1 << 16, alone=shape.batch == 1,
     )  # fmt: skip
     return Cut(block_m, resident, found.slots)
 

@@ -71,7 +71,9 @@ def splits_of(batch, tokens, group, span, *, arch="sm_90", kv_heads=8, head_dim=
         )
         programs = batch * kv_heads * -(-rows // config.block_m)
         state_bytes = 4 * batch * rows * kv_heads * (head_dim + 1)
-        splits = _configs.splits(device, config, programs, span, state_bytes, alone=batch == 1)
+        splits = _configs.splits(
+            device, config, rows, programs, span, state_bytes, alone=batch == 1
+        )
     return splits, splits.slots * state_bytes if splits.slots > 1 else 0
 
 
@@ -115,7 +117,7 @@ def on_hopper(batch, tokens, span):
     with _configs.forced(arch="sm_90", multiprocessors=132, split_size=None):
         config = _configs.HOPPER[64 if rows <= 64 else 128, 128]
         programs = 8 * batch * -(-rows // config.block_m)
-        return _configs.splits(device, config, programs, span, 1, alone=batch == 1)
+        return _configs.splits(device, config, rows, programs, span, 1, alone=batch == 1)
 
 
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 16), (16, 16), (32, 8), (64, 8)])
@@ -129,9 +131,6 @@ def test_a_batch_of_32k_keys_is_one_wave(tokens, slots):
     assert on_hopper(8, tokens, 2**18).slots >= 4 * slots  # of which some may be short
 
 
-def test_lists_are_short_and_fill_a_gpu_all_the_same():
-    assert on_hopper(1, 1, 1024).slots == 4
-    device, config = torch.device("cuda"), _configs.AttentionConfig(16, 64, 4, 3, 1, {})
-    with _configs.forced(arch="sm_90", multiprocessors=132, split_size=None):
-        listed = _configs.splits(device, config, 8, 2300, 1, alone=True, listed=True)
-    assert (listed.slots, listed.least) == (16, 128)
+def test_few_keys_fill_a_gpu_all_the_same():
+    assert [on_hopper(1, 1, keys).slots for keys in (64, 512, 1024, 2300)] == [1, 8, 16, 16]
+    assert [on_hopper(1, 8, keys).slots for keys in (512, 1024)] == [2, 4]

@@ -66,7 +66,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case: "right", "wrong", "declined", "failed" or "lost", and why."""
+    """What became of a case, and why.
+
+    It is "right", "wrong", "declined", "failed", "lost" or "not done".
+    """
 
     backend: str
     case: str

@@ -14,20 +14,34 @@ from specattn import gpu_record
 from specattn.gpu_checks import times, workers
 from specattn.gpu_checks.cases import Verdict
 
-_WORKERS = 8  # processes that compile at once
+_WORKERS = 16  # processes that compile at once
+_WRONG, _NOT_DONE = {"wrong", "failed", "lost"}, "not done"
 
 
 def note(found: list[Verdict], capability: tuple[int, int]) -> str:
-    """Record the backends of which something is right, and nothing wrong; return a line of it."""
-    right = {verdict.backend for verdict in found if verdict.state == "right"}
-    passed = right - {verdict.backend for verdict in wrong(found)}
+    """Record the backends of which something is right, and nothing wrong; return a line of it.
+
+    Of which some checks were not done, those stay what they were.
+    """
+    states = {name: {x.state for x in found if x.backend == name} for name in backends_of(found)}
+    passed = {
+        name
+        for name, of in states.items()
+        if not of & _WRONG
+        and (gpu_record.has_passed(name, capability) if _NOT_DONE in of else "right" in of)
+    }
     gpu_record.note_passed(passed, capability)
     return f"Recorded in {gpu_record.path()}: {', '.join(sorted(passed)) or 'none'}"
 
 
 def wrong(found: list[Verdict]) -> list[Verdict]:
-    """Return those that are neither right nor declined."""
-    return [verdict for verdict in found if verdict.state not in ("right", "declined")]
+    """Return those that say that something is not right."""
+    return [verdict for verdict in found if verdict.state in _WRONG]
+
+
+def backends_of(found: list[Verdict]) -> list[str]:
+    """Return the backends that were checked, each once."""
+    return list(dict.fromkeys(verdict.backend for verdict in found))
 
 
 def on_gpus(device: int) -> list[str]:
@@ -61,7 +75,10 @@ def checked(
     for name in backends:
         counts = Counter(verdict.state for verdict in found if verdict.backend == name)
         write(f"{name}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
-    write(f"{len(found)} checks in {time.monotonic() - start:.0f} s")
+    left = sum(verdict.state == _NOT_DONE for verdict in found)
+    write(f"{len(found) - left} checks in {time.monotonic() - start:.0f} s")
+    if left:
+        write(f"{left} were not done: what was compiled is kept, so run it again, or give --budget")
     return found
 
 

@@ -91,22 +91,20 @@ def verdicts(
                     worker.process.join()
                     left, code = worker.left, worker.process.exitcode
                     if left and code:
-                        yield _lost(left.pop(0), f"its process ended with status {code}")
+                        job, said = left.pop(0), f"its process ended with status {code}"
+                        yield Verdict(job.backend, str(job.case), "lost", said)
                     if left:
                         start(left)
                     continue
                 worker.left.pop(0)
                 yield from found
         for worker in running:
-            yield from (_lost(job, f"not done within {seconds:.0f} s") for job in worker.left)
+            for job in worker.left:
+                yield Verdict(job.backend, str(job.case), "not done", f"within {seconds:.0f} s")
     finally:
         for worker in running:
             worker.process.kill()
             worker.process.join()
-
-
-def _lost(job: Job, said: str) -> Verdict:
-    return Verdict(job.backend, str(job.case), "lost", said)
 
 
 def _work(share: list[Job], device: int, check: Check, pipe: connection.Connection) -> None:

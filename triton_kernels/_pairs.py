@@ -25,7 +25,6 @@ from ._eight_bits import numbers, scale_of
 
 LIFT = tl.constexpr(14.0)  # weights are 2**14 times as large: up to 2**15 with scales up to 2
 EXPONENT = tl.constexpr(0x7F800000)  # of a float32
-ONE = tl.constexpr(0x3F800000)
 INVERSE = tl.constexpr(0x7F000000)  # less the bits of a power of two: those of its inverse
 LEAST_UNIT = tl.constexpr(63 << 23)  # 2**-64, of values' scales
 

@@ -60,7 +60,8 @@ def measure(
     With a profile the cache holds random numbers and acceptance is simulated. ``advance`` is called
     with a name before every run; ``defaults`` are options by method; ``peers`` start the
     engines among the entries. With ``referenced`` the continuations that the texts have in writing
-    play the target. ``kv_dtype`` is `Target`'s.
+    play the target. ``kv_dtype`` is `Target`'s. Interrupted, it marks as ``cut`` the rows that lack
+    runs, and returns.
     """
     rows = [DecodeRow(entry, group) for entry in group.entries]
     engines = [row for row in rows if row.entry.name in ENGINES]
@@ -86,7 +87,17 @@ def measure(
             return run_transformers(snapshot, *options)
         return run(snapshot, methods[label], *options, plan.lengths)
 
-    others = Others([peer.pid for peer in running.values() if peer])
+    def run_all(snapshot: PromptSnapshot) -> None:
+        for repeat in range(-1, plan.repeats):  # the first one warms up
+            new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
+            first = repeat % len(rows)
+            for row in [*rows[first:], *rows[:first]]:  # none is always the first
+                advance(row.entry.label)
+                outcome = _tried(row, decode, row, snapshot, new_tokens, plan.seed + repeat)
+                if repeat >= 0 and outcome is not None:
+                    row.outcomes.append(outcome)
+
+    others, left = Others([peer.pid for peer in running.values() if peer]), rows
     for text in range(plan.texts):
         prompts = texts.prompts(text, group.context, group.batch)
         if not text and profile is None:  # a first pass is slower than those that follow
@@ -99,25 +110,25 @@ def measure(
         for row in engines:  # reads a text that it has not seen, up to its first new token
             if (answer := _tried(row, _read, running[row.entry.label], prompts[0])) is not None:
                 row.prefill_seconds.append(answer.first_seconds)
-        for repeat in range(-1, plan.repeats):  # the first one warms up
-            new_tokens = min(plan.new_tokens, WARM_UP_TOKENS) if repeat < 0 else plan.new_tokens
-            first = repeat % len(rows)
-            for row in [*rows[first:], *rows[:first]]:  # none is always the first
-                advance(row.entry.label)
-                outcome = _tried(row, decode, row, snapshot, new_tokens, plan.seed + repeat)
-                if repeat >= 0 and outcome is not None:
-                    row.outcomes.append(outcome)
-        for row in rows:
+        try:
+            run_all(snapshot)
+        except KeyboardInterrupt:
+            for row in rows:
+                row.cut = not row.fault and len(row.outcomes) < plan.texts * plan.repeats
+            left = [row for row in rows if not row.cut]
+        for row in left:
             if profile is None and row not in engines:  # noise is no prefill
                 row.prefill_seconds.append(snapshot.prefill_seconds)
         if referenced:
-            _hold_against(rows, references, target, plan.repeats)
+            _hold_against(left, references, target, plan.repeats)
         elif profile is None and group.temperature == 0 and group.shaping == UNSHAPED:
-            _compare(rows, partial(plainly, model), prompts, text, plan.repeats)
+            _compare(left, partial(plainly, model), prompts, text, plan.repeats)
+        if left is not rows:
+            break
     cores = others.cores()
     for row in rows:
         row.others = cores
-    relate(rows)
+    relate(left)
     return rows
 
 

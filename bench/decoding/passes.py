@@ -167,7 +167,9 @@ def selection_overhead(seconds: dict[str, float], gamma: int) -> dict[str, float
 def weight_bytes(model: PreTrainedModel) -> int:
     """Return the bytes of weights that every pass reads: the table of embeddings only as a head."""
     table = model.get_input_embeddings().weight
-    read = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    stored = model.state_dict().keys()  # without tables that are computed
+    codes = (one for name, one in model.named_buffers() if name in stored)
+    read = sum(one.nbytes for one in (*model.parameters(), *codes))
     return read if model.get_output_embeddings().weight is table else read - table.nbytes
 
 

@@ -32,6 +32,7 @@ class DecodeRow:
     prefill_seconds: list[float] = field(default_factory=list)
     peer: Record | None = None  # what an engine of its own process says of itself
     fault: str | None = None
+    cut: bool = False  # its runs were interrupted
     speedups: dict[str, float] = field(default_factory=dict)
     lengths: list[dict[str, Any]] = field(default_factory=list)
     compared: int = 0  # requests whose greedy text was held against plain decoding's

@@ -147,7 +147,10 @@ class Session:
                     self.kv_dtype,
                 )
                 for row, known in zip(rows, self._known(section, group), strict=True):
-                    file.add(known | row.record())
+                    if not row.cut:
+                        file.add(known | row.record())
+                if any(row.cut for row in rows):
+                    raise KeyboardInterrupt
             self._time_passes(section, file)
             if section.title:
                 timed = of_kind(file.records, "pass")

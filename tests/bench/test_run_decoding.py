@@ -132,6 +132,30 @@ def test_simulated_acceptance_is_said_in_every_line(tmp_path, capsys):
     assert 1 < rows[-1]["tau"] < 3, "a random drafter's tree is its own, what survives is drawn"
 
 
+def test_what_was_measured_of_a_group_is_kept(text, tmp_path, monkeypatch, capsys):
+    """A time limit ends a run in the middle of its methods."""
+    path = tmp_path / "rows.jsonl"
+    methods = ["--method", "prompt_lookup", "--method", "suffix", "--json", str(path)]
+    runs = []
+
+    def stop_at_the_last(snapshot, method, *options):
+        runs.append(method)
+        if len(runs) == 7:  # after a warm-up of all four
+            raise KeyboardInterrupt
+        return run(snapshot, method, *options)
+
+    run = measure_module.run
+    monkeypatch.setattr(measure_module, "run", stop_at_the_last)
+    options = ["--context", "32", "--temperature", "0", "--texts", "1", "--repeats", "1"]
+    options += ["--no-peer", *methods]
+    assert run_decoding.main([*SMALL, *text, *options]) == 130
+    assert "2 rows are kept" in capsys.readouterr().err
+    rows = [record for record in lines(path) if record["kind"] == "row"]
+    assert [row["method"] for row in rows] == ["plain", "vegas"]
+    assert rows[1]["speedup"]["plain"] > 0
+    assert rows[1]["identity"]["compared"] == 1
+
+
 def test_an_interrupted_run_goes_on_to_the_same_rows(text, tmp_path, monkeypatch, capsys):
     contexts = ["--context", "32,48,64", "--temperature", "0"]
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rows.jsonl"

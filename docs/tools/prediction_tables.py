@@ -74,16 +74,29 @@ def step(kind: str, context: int, rows: int = 1, batch: int = 1, selected: int =
 
 @table("h100-codes")
 def h100_codes() -> str:
-    """Return a layer's products and a plain step behind 512 tokens."""
+    """Return a layer's products, and a plain step behind 512 tokens: predicted and timed."""
     plain, rows = step("bfloat16", 512), []
+    timed = {
+        (one["quantize"] or "bfloat16", one["rows"]): one["time"]["median"] * 1e3
+        for one in read("h100/body.jsonl", "pass")
+        if one["context"] == 512 and one["how"] == "computed from its parts in graphs"
+    }
     for kind in ("bfloat16", *CODES):
         one, more = (step(kind, 512, n) for n in (1, 16))
         more -= LAYERS * (attention(512, 16) - attention(512, 1))  # of products alone
-        name = f"{kind}, as timed" if kind == "bfloat16" else kind
+        name = f"{kind}, products as timed" if kind == "bfloat16" else kind
         row = [name, f"{products(kind, 1):.0f}", f"{one / 1e3:.2f}", f"{plain / one:.2f}"]
-        rows.append([*row, f"{more / one:.2f}"])
+        row.append(f"{more / one:.2f}")
+        if (kind, 1) in timed:
+            gain = timed["bfloat16", 1] / timed[kind, 1]
+            row.append(f"{timed[kind, 1]:.2f} / {timed[kind, 16]:.2f}")
+            row.append(f"{gain:.2f}" if gain >= 1 else f"**{gain:.2f}**")
+        else:
+            row += ["-", "-"]
+        rows.append(row)
     header = ("weights", "a layer's products, 1 row, us", "step, 1 row, ms", "over bfloat16")
-    return markdown((*header, "step, 16 rows, over 1"), rows)
+    header += ("step, 16 rows, over 1", "measured, 1 / 16 rows, ms", "over bfloat16, measured")
+    return markdown(header, rows)
 
 
 # How many rounds accepted 1, 2, ... tokens of `cast`: the embedded target behind its own text,

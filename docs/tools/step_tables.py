@@ -1,10 +1,14 @@
-"""What passes and rounds of an 8B model would take on an H100: predicted from rates and counts."""
+"""What passes and rounds of an 8B model take on an H100: predicted by rates and counts, and timed.
+
+`h100/variants.jsonl` has steps by the kernels as they are since, one change at a time and together.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
-from records import markdown, size, table
+from records import markdown, read, size, table
 
 from specattn import attention_plans
 from specattn.gpu_record import Shape
@@ -18,8 +22,8 @@ ALIKE = 129  # tokens of the embedded target's vocabulary, by which its widened 
 BEGINS, MEMORY, CUBLAS, GAP = 2.6, 2.93e6, 2.71e6, 0.37
 # Of others: what L2 gives, and torch's products of hundreds of rows do.
 L2, OPERATIONS = 5.5e6, 6e8
-SMALL = 2.0  # a norm, or rope with the cache's rows; estimated, as is what an early start saves
-EARLY = 0.5
+SMALL = 2.0  # a norm, or rope with the cache's rows; estimated, as was what an early start saves
+EARLY = 0.5  # timed since: 0.6 (without any 6.15 ms a step, behind the loop of products 5.97)
 LAUNCHES = 8  # of a layer, counted by test_a_layer_is_eight_launches; long texts have a combine
 DRAW, HOST = 6.0, 250.0  # kernels that draw and walk; what stands between passes at most
 
@@ -27,7 +31,7 @@ DRAW, HOST = 6.0, 250.0  # kernels that draw and walk; what stands between passe
 def product(outputs: int, depth: int, rows: int, gated: bool = False) -> float:
     """Return the microseconds of a linear layer; a gated one has two weights."""
     weights = 2 * outputs * depth * (1 + gated)
-    if rows > 64:
+    if rows > 32:
         operations = rows * weights
         return BEGINS + max(weights / CUBLAS, operations / OPERATIONS)
     again = 2 * rows * depth * outputs / 32  # each block of outputs reads all rows
@@ -63,25 +67,76 @@ def early(time: float) -> float:
     return time - LLAMA.layers * LAUNCHES * EARLY / 1e3
 
 
+# What was shipped of the variants: where the next launch starts, and tiles of three products.
+SINCE = {
+    "early": "behind the loop",
+    "tiles": {"o": [16, 256, 2, 4], "down": [16, 256, 2, 4], "qkv": [16, 128, 2, 6]},
+}
+
+
+def _variants(keys: int, rows: int, script: str = "variants") -> list[dict[str, Any]]:
+    found = read("h100/variants.jsonl", "variant")
+    return [x for x in found if (x["context"], x["rows"], x["script"]) == (keys, rows, script)]
+
+
+def _ms(one: dict[str, Any]) -> float:
+    return 1e3 * one["time"]["median"]
+
+
+def since(keys: int, rows: int) -> float | None:
+    """Return what a pass took with the variants that were shipped, but splits of 256 keys."""
+    wanted = SINCE | ({"most_rows": 32} if keys == 512 and rows > 32 else {})
+    return next((_ms(x) for x in _variants(keys, rows) if x["settings"] == wanted), None)
+
+
+@table("h100-body")
+def h100_body() -> str:
+    """Return passes through the modules and from a model's parts, waited for and in a row."""
+    (ceiling,) = {one["run"]["ceilings"]["copy"] for one in read("h100/kernels.jsonl")}
+    places: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for one in read("h100/body.jsonl", "pass"):
+        if one["quantize"] is None:
+            places.setdefault((one["context"], one["rows"]), {})[one["how"]] = one
+    ways, lines = ("replayed", "computed from its parts in graphs"), []
+    for (keys, rows), waited in places.items():
+        least = 1e3 * waited[ways[1]]["bytes"] / ceiling
+        modules, parts = (_ms(waited[way]) for way in ways)
+        cells = [f"{modules:.2f}", f"**{parts:.2f}**" if parts > modules else f"{parts:.2f}"]
+        timed = {x["how"]: x for x in _variants(keys, rows, "profile")}
+        cells += [f"{_ms(timed[way]):.2f}" if way in timed else "-" for way in ways]
+        before = [
+            _ms(x) for x in _variants(keys, rows)
+            if x["settings"] in ({}, SINCE | {"most_rows": 64})
+        ]  # fmt: skip
+        now = since(keys, rows)
+        compared = f" ({before[-1]:.2f})" if before else ""
+        cells.append("-" if now is None else f"{now:.2f}{compared}")
+        lines.append([f"{size(keys)}, {rows}", *cells, f"{least:.2f}"])
+    header = ("keys, rows", "modules, waited for", "parts, waited for", "modules", "parts")
+    return markdown((*header, "parts, changed (before)", "bytes at a copy's rate"), lines)
+
+
 @table("h100-steps")
 def h100_steps() -> str:
     """Return passes and rounds, beside what they are to take."""
-    lines = []
+    lines: list[tuple[Any, ...]] = []
     for keys, goal in ((512, 5.7), (32768, 7.3)):
-        time = step(1, keys)
-        lines.append((f"plain step, {size(keys)}, ms", goal, f"{early(time):.1f} to {time:.1f}"))
-    single = step(1, 32768)
+        time, timed = step(1, keys), since(keys, 1)
+        shown = f"{early(time):.1f} to {time:.1f}"
+        lines.append((f"plain step, {size(keys)}, ms", goal, shown, f"{timed:.2f}"))
+    single, timed = step(1, 32768), since(32768, 1)
     for rows, over in ((8, 1.05), (16, 1.1), (64, 1.4)):
-        found = step(rows, 32768) / single
-        lines.append((f"{rows} rows over one, 32k", over, f"{found:.2f}"))
+        found, of = step(rows, 32768) / single, since(32768, rows)
+        shown = None if of is None or timed is None else f"{of / timed:.2f}"
+        lines.append((f"{rows} rows over one, 32k", over, f"{found:.2f}", shown))
     many = step(25, 4096, 8) / step(1, 4096, 8)
-    lines.append(("200 rows over 8, 4k, batch 8", 2.2, f"{many:.2f}"))
+    lines.append(("200 rows over 8, 4k, batch 8", 2.2, f"{many:.2f}", None))
     for name, tokens, rows, draft, goal in rounds():
         plain = step(1, 4096, vocabulary=ALIKE) + HOST / 1e3
         whole = step(rows, 4096, vocabulary=ALIKE) + (draft + HOST) / 1e3
         shown = f"{tokens * plain / whole:.1f} ({draft / 1e3:.1f} ms of {whole:.1f} drafting)"
-        lines.append((f"{name} over plain, 4k, greedy, {tokens} tokens a pass", goal, shown))
-    return markdown(("", "goal", "predicted"), lines)
+        lines.append((f"{name} over plain, 4k, greedy, {tokens} tokens a pass", goal, shown, None))
+    return markdown(("", "goal", "predicted", "measured"), lines)
 
 
 def rounds() -> list[tuple[str, float, int, float, float]]:

@@ -127,8 +127,8 @@ def h100_steps() -> str:
     single, timed = step(1, 32768), since(32768, 1)
     for rows, over in ((8, 1.05), (16, 1.1), (64, 1.4)):
         found, of = step(rows, 32768) / single, since(32768, rows)
-        shown = None if of is None or timed is None else f"{of / timed:.2f}"
-        lines.append((f"{rows} rows over one, 32k", over, f"{found:.2f}", shown))
+        over_one = None if of is None or timed is None else f"{of / timed:.2f}"
+        lines.append((f"{rows} rows over one, 32k", over, f"{found:.2f}", over_one))
     many = step(25, 4096, 8) / step(1, 4096, 8)
     lines.append(("200 rows over 8, 4k, batch 8", 2.2, f"{many:.2f}", None))
     for name, tokens, rows, draft, goal in rounds():

@@ -95,8 +95,8 @@ def h100_codes() -> str:
             row += ["-", "-"]
         rows.append(row)
     header = ("weights", "a layer's products, 1 row, us", "step, 1 row, ms", "over bfloat16")
-    header += ("step, 16 rows, over 1", "measured, 1 / 16 rows, ms", "over bfloat16, measured")
-    return markdown(header, rows)
+    beside = ("step, 16 rows, over 1", "measured, 1 / 16 rows, ms", "over bfloat16, measured")
+    return markdown((*header, *beside), rows)
 
 
 # How many rounds accepted 1, 2, ... tokens of `cast`: the embedded target behind its own text,

@@ -27,8 +27,8 @@ for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/te
     # Compiling for other GPUs needs none: CI does it.
     [[ "$file" == */test_compile.py ]] || tests+=("tests-$(cut -d/ -f2- <<<"${file%.py}" | tr / -)")
 done
-steps=(environment check chains trees body body-modules body-batch prefill widen "${decoded[@]/#/decode-}"
-    "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
+steps=(environment check body body-codes widen "${decoded[@]/#/decode-}" chains trees body-cache body-batch
+    body-modules prefill "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
 smoke_steps=(environment tests body prefill kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" wanted=()
 while [ $# -gt 0 ]; do
@@ -112,28 +112,18 @@ if [ -n "$smoke" ]; then
     step kernels 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --json "$out/kernels.jsonl" \
         --pictures "$out"
 else
-    step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 60
-    # Attention beside other libraries: FlashAttention of every version, FlashInfer (which compiles first).
-    beside=(--only hybrid_tree_attention --context 4k,32k --peers sdpa)
-    others=(--peers flash-attn-3 --peers flash-attn-4 --peers flash-attn-2)
-    step chains 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" "${others[@]}" \
-        --variant chain --variant contiguous --json "$out/chains.jsonl"
-    step trees 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" --peers flashinfer \
-        --variant contiguous --json "$out/trees.jsonl"
+    step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 75 --no-times
     large=("${body[@]}" --device cuda --shape llama-3.1-8b)
     step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
-    step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
-    step body-batch 90 "${large[@]}" --context 4k --batch 8 --rows 1,2,8,25
-    # Prompts, by our attention, by each FlashAttention that is installed, and through the modules.
-    step prefill 90 "${prefill[@]}" --device cuda --shape llama-3.1-8b --context 512,4k,16k
+    step body-codes 90 "${large[@]}" --context 512 --rows 1,16 --quantize int4,int8,fp8
     # A checkpoint of real size whose drafts are accepted as the embedded target's are.
     step widen 90 "$PYTHON" -m specattn.cli widen tiny build/wide/llama-3.1-8b --like llama-3.1-8b
     decode=("$PYTHON" bench/run_decoding.py --model build/wide/llama-3.1-8b --device cuda --no-peer
-        --texts 1 --repeats 1 --resume --method auto --method suffix
-        --method poss --method "poss:width=3,depth=5,total_tokens=24"
-        --method longspec --method "longspec:widths=[2,2,2]")
-    more=(--method eagle3 --method "eagle3:width=4,depth=6,total_tokens=24" --method vegas
-        --method "tokenswift:widths=[1,2]")
+        --texts 1 --repeats 1 --resume --method "poss:width=3,depth=5,total_tokens=24"
+        --method "longspec:widths=[2,2,2]" --method auto --method poss --method longspec
+        --method suffix)
+    more=(--method "eagle3:width=4,depth=6,total_tokens=24" --method eagle3 --method vegas
+        --method "tokenswift:widths=[1,2]" --method dflash --method cast)
     for name in "${decoded[@]}"; do
         case "$name" in
             greedy) how=(--context 4k --temperature 0 "${more[@]}") ;;
@@ -144,6 +134,18 @@ else
         esac
         step "decode-$name" 90 "${decode[@]}" "${how[@]}" --json "$out/decode-$name.jsonl"
     done
+    # Attention beside other libraries: FlashAttention of every version, FlashInfer (which compiles first).
+    beside=(--only hybrid_tree_attention --context 4k,32k --peers sdpa)
+    others=(--peers flash-attn-3 --peers flash-attn-4 --peers flash-attn-2)
+    step chains 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" "${others[@]}" \
+        --variant chain --variant contiguous --json "$out/chains.jsonl"
+    step trees 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" --peers flashinfer \
+        --variant contiguous --json "$out/trees.jsonl"
+    step body-cache 90 "${large[@]}" --context 128k --rows 1,16 --kv-dtype off,int8,fp8
+    step body-batch 90 "${large[@]}" --context 4k --batch 8 --rows 1,2,8,25
+    step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
+    # Prompts, by our attention, by each FlashAttention that is installed, and through the modules.
+    step prefill 90 "${prefill[@]}" --device cuda --shape llama-3.1-8b --context 512,4k,16k
     for name in "${sweeps[@]}"; do
         if [ "$name" = batch ]; then how=(--context 4k,32k --batch 8); else how=(--context "$name"); fi
         step "kernels-$name" 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${how[@]}" \

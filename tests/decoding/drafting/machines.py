@@ -42,6 +42,11 @@ MACHINES = {
         "beyond": 999, "lookup": 0.15, "drafts": (4, 6.5, 0.3), "cold": (47, 0),
     },
     "h100": H100 | {"drafts": (0, 0.9, 0.02), "cold": (600, 20)},
+    # Passes from parts, as measured on 2026-11-27 and waited for; drafts as they may be.
+    "h100 parts": {
+        "passes": {1: 6.6, 16: 6.8, 32: 7.7, 64: 8.4, 128: 9.5, 256: 12},
+        "beyond": 20, "lookup": 0.55, "drafts": (0.1, 0.5, 0.02), "cold": (600, 20),
+    },
     "h100 x8": {
         "passes": {8: 12.7, 64: 15, 128: 19}, "beyond": 80, "lookup": 1.5,
         "drafts": (0.3, 1.1, 0.05), "cold": (600, 20),

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from . import _configs, _sizes
 from ._bfloat16 import cast
-from ._blocks import follow_previous
+from ._blocks import let_next_start, wait_for_previous
 from ._eight_bits import numbers as widened
 from ._launch import early, launch
 from .linear_few_rows import _load, _plus, _prefetch, _row_stride, _store
@@ -292,7 +292,7 @@ def linear_codes_kernel(
         _prefetch(p_weight, n, N, weight_stride, width, WHOLE)
         if up is not None:
             _prefetch(p_up, n, N, up_stride, width, WHOLE)
-    follow_previous(PDL)
+    wait_for_previous(PDL)
     nothing = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total, gate, more, more_gate = nothing, nothing, nothing, nothing  # ``more``: the second tile
     for k0 in tl.range(0, K, BLOCK, num_stages=STAGES):
@@ -336,6 +336,7 @@ def linear_codes_kernel(
                 gate += part_gate * t
                 if TWO:
                     more_gate += part_more_gate * t
+    let_next_start(PDL)
     _store(
         total, gate, m, n, M, n_ok, bias, residual, out, residual_stride, out_stride,
         ACTIVATION, up is not None, WHOLE,
@@ -381,7 +382,8 @@ def linear_codes(x, parts, up, activation, residual, out):
     (weight, bias, scale, zero), second, third = alike[:3]
     scale_steps, zero_steps = ([_strides(part[i])[1] for part in alike[:3]] for i in (2, 3))
     step = math.gcd(16, *scale_steps)
-    blocks, tiles = _sizes.code_blocks(x.device, x.dtype, M, sum(sizes), K)
+    two_of_8 = up is not None and form != "int4"
+    blocks, tiles = _sizes.code_blocks(x.device, x.dtype, M, sum(sizes), K, two_of_8)
     outputs = sum(triton.cdiv(N, blocks.block_n) for N in sizes)
     launch(
         linear_codes_kernel, (outputs, triton.cdiv(M, tiles * blocks.block_m)),

@@ -24,7 +24,7 @@ from ._eight_bits import numbers as widened
 from ._launch import early, launch
 from .linear_few_rows import _load, _plus, _prefetch, _row_stride, _store
 
-BLOCK = tl.constexpr(128)  # codes of a step
+BLOCK = tl.constexpr(128)  # codes whose words lie together
 FORMS = {  # of codes, and what kernels read them as
     torch.int8: ("int8", torch.int8),
     torch.uint8: ("int4", torch.int32),
@@ -235,16 +235,16 @@ def linear_codes_kernel(
     FORM: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ACTIVATION: tl.constexpr,
     WORDS: tl.constexpr, WHOLE: tl.constexpr, DEEP: tl.constexpr, TWO: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STEP_BLOCKS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):
     # fmt: on
     """Compute a block of outputs of BLOCK_M rows, or of ``TWO`` times as many.
 
     ``FORM`` is "int8", "int4" or "e4m3". ``GROUP`` codes, None for all, share a scale. ``WHOLE``
     and ``DEEP`` say that N and K are multiples of BLOCK_N and of a block of codes. Of codes of 4
-    bits weights are words of 32 bits. Outputs of a ``second`` and a ``third`` weight stand beside
-    those of the first; their rows, and what groups have of these, are as far apart. Groups of
-    scales are ``STEP`` times their steps apart.
+    bits weights are words of 32 bits. A step has ``STEP_BLOCKS`` blocks. Outputs of a ``second``
+    and a ``third`` weight stand beside those of the first; their rows, and what groups have of
+    these, are as far apart. Groups of scales are ``STEP`` times their steps apart.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     SUMMED: tl.constexpr = BLOCK if GROUP is None or GROUP >= BLOCK else GROUP  # by themselves
@@ -295,47 +295,49 @@ def linear_codes_kernel(
     wait_for_previous(PDL)
     nothing = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total, gate, more, more_gate = nothing, nothing, nothing, nothing  # ``more``: the second tile
-    for k0 in tl.range(0, K, BLOCK, num_stages=STAGES):
-        words = _words(p_weight, n_ok, k0, FORM, WHOLE)
-        if up is not None:
-            up_words = _words(p_up, n_ok, k0, FORM, WHOLE)
-        for first in tl.static_range(0, BLOCK, SUMMED):
-            group = 0
-            if GROUP is not None:
-                group = (k0 + first) // GROUP
-                if not DEEP:  # behind the last code x is 0
-                    group = tl.minimum(group, groups - 1)
-            z = _zeros(p_zero, n, n_ok, group, zero_step, FORM, WHOLE, WORDS)
+    for step in tl.range(0, K, STEP_BLOCKS * BLOCK, num_stages=STAGES):
+        for ahead in tl.static_range(0, STEP_BLOCKS * BLOCK, BLOCK):
+            k0 = step + ahead
+            words = _words(p_weight, n_ok, k0, FORM, WHOLE)
             if up is not None:
-                up_z = _zeros(p_up_zero, n, n_ok, group, up_zero_step, FORM, WHOLE, WORDS)
-            part, part_gate, part_more, part_more_gate = nothing, nothing, nothing, nothing
-            for at in tl.static_range(first, first + SUMMED, COUNT):
-                k = k0 + at + tl.arange(0, COUNT)
-                rows = _load(p_x, m < M, k, K, False, DEEP)
-                w = _numbers(
-                    words, p_weight, n_ok, z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
-                )
-                part = _plus(part, rows, w, PRECISION)
-                if TWO:
-                    others = _load(p_other, m + BLOCK_M < M, k, K, False, DEEP)
-                    part_more = _plus(part_more, others, w, PRECISION)
+                up_words = _words(p_up, n_ok, k0, FORM, WHOLE)
+            for first in tl.static_range(0, BLOCK, SUMMED):
+                group = 0
+                if GROUP is not None:
+                    group = (k0 + first) // GROUP
+                    if not DEEP:  # behind the last code x is 0
+                        group = tl.minimum(group, groups - 1)
+                z = _zeros(p_zero, n, n_ok, group, zero_step, FORM, WHOLE, WORDS)
                 if up is not None:
-                    u = _numbers(
-                        up_words, p_up, n_ok, up_z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
+                    up_z = _zeros(p_up_zero, n, n_ok, group, up_zero_step, FORM, WHOLE, WORDS)
+                part, part_gate, part_more, part_more_gate = nothing, nothing, nothing, nothing
+                for at in tl.static_range(first, first + SUMMED, COUNT):
+                    k = k0 + at + tl.arange(0, COUNT)
+                    rows = _load(p_x, m < M, k, K, False, DEEP)
+                    w = _numbers(
+                        words, p_weight, n_ok, z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
                     )
-                    part_gate = _plus(part_gate, rows, u, PRECISION)
+                    part = _plus(part, rows, w, PRECISION)
                     if TWO:
-                        part_more_gate = _plus(part_more_gate, others, u, PRECISION)
-            s = _of_group(p_scale, n_ok, group, scale_step, WHOLE).to(tl.float32)[None, :]
-            total += part * s
-            if TWO:
-                more += part_more * s
-            if up is not None:
-                t = _of_group(p_up_scale, n_ok, group, up_scale_step, WHOLE)
-                t = t.to(tl.float32)[None, :]
-                gate += part_gate * t
+                        others = _load(p_other, m + BLOCK_M < M, k, K, False, DEEP)
+                        part_more = _plus(part_more, others, w, PRECISION)
+                    if up is not None:
+                        u = _numbers(
+                            up_words, p_up, n_ok, up_z, k, K, at, dtype, FORM, WHOLE, DEEP, PTX
+                        )
+                        part_gate = _plus(part_gate, rows, u, PRECISION)
+                        if TWO:
+                            part_more_gate = _plus(part_more_gate, others, u, PRECISION)
+                s = _of_group(p_scale, n_ok, group, scale_step, WHOLE).to(tl.float32)[None, :]
+                total += part * s
                 if TWO:
-                    more_gate += part_more_gate * t
+                    more += part_more * s
+                if up is not None:
+                    t = _of_group(p_up_scale, n_ok, group, up_scale_step, WHOLE)
+                    t = t.to(tl.float32)[None, :]
+                    gate += part_gate * t
+                    if TWO:
+                        more_gate += part_more_gate * t
     let_next_start(PDL)
     _store(
         total, gate, m, n, M, n_ok, bias, residual, out, residual_stride, out_stride,
@@ -382,8 +384,7 @@ def linear_codes(x, parts, up, activation, residual, out):
     (weight, bias, scale, zero), second, third = alike[:3]
     scale_steps, zero_steps = ([_strides(part[i])[1] for part in alike[:3]] for i in (2, 3))
     step = math.gcd(16, *scale_steps)
-    two_of_8 = up is not None and form != "int4"
-    blocks, tiles = _sizes.code_blocks(x.device, x.dtype, M, sum(sizes), K, two_of_8)
+    blocks, tiles = _sizes.code_blocks(x.device, x.dtype, M, sum(sizes), K, form, up is not None)
     outputs = sum(triton.cdiv(N, blocks.block_n) for N in sizes)
     launch(
         linear_codes_kernel, (outputs, triton.cdiv(M, tiles * blocks.block_m)),
@@ -394,8 +395,9 @@ def linear_codes(x, parts, up, activation, residual, out):
         *(size // step for size in scale_steps), *zero_steps,
         FORM=form, GROUP=None if groups == 1 else group, STEP=step, ACTIVATION=activation,
         WORDS=words, WHOLE=all(N % blocks.block_n == 0 for N in sizes),
-        DEEP=K % blocks.block_k == 0, TWO=tiles == 2, PTX=_configs.runs_ptx(x.device),
+        DEEP=K % BLOCK.value == 0, TWO=tiles == 2, PTX=_configs.runs_ptx(x.device),
         PRECISION=blocks.precision, BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n,
-        STAGES=blocks.num_stages, num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+        STEP_BLOCKS=blocks.block_k // BLOCK.value, STAGES=blocks.num_stages,
+        num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         **blocks.options, **early(x.device),
     )  # fmt: skip

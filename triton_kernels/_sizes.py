@@ -145,20 +145,24 @@ def linear_blocks(device, dtype, rows, outputs, depth, gated) -> LinearBlocks:
     return LinearBlocks(block_m, block_n, block_k, num_warps, num_stages, precision, options)
 
 
-def code_blocks(device, dtype, rows, outputs, depth, two_of_8) -> tuple[LinearBlocks, int]:
-    """Return how one program multiplies ``rows`` with codes, 128 deep in a step, in 1 or 2 tiles.
+def code_blocks(device, dtype, rows, outputs, depth, form, gated) -> tuple[LinearBlocks, int]:
+    """Return how one program multiplies ``rows`` with codes, in 1 or 2 tiles.
 
     Each program reads the rows, which in 16 bits weigh as much as its codes, and a tile's warps
     stand side by side, so that each code becomes a number once: above 32 rows it has 64 outputs,
-    whatever the SMs, above 16 too where all SMs have one. Six stages of 32 outputs by 4 bits are 12
-    KiB of codes in flight. ``two_of_8``, gate and up by 8 bits, have five, with which an SM holds
-    four programs: all that an 8B model's layer has at once. 4 warps would spill 64 rows.
+    whatever the SMs, above 16 too where all SMs have one. Up to 16 rows a step has two blocks of
+    128 codes, so that one's products may fill the other's waits: an SM has few warps, and steps of
+    one block took 1 us of 4 bits on an H100. Then 16 KiB of 4 bits are in flight, and of gate and
+    up an SM holds four programs: all that an 8B model's layer has at once. 4 warps would spill 64
+    rows.
     """
     arch = _configs.architecture(device)
-    block_m, block_n, num_warps, num_stages, tiles = 16, 32, 4, 5 if two_of_8 else 6, 1
+    block_m, block_n, num_warps, num_stages, tiles, step = 16, 32, 4, 6, 1, 128
     if dtype.itemsize == 4 or depth % 16:
         # More would spill, or what is loaded element by element: each 16 rows have programs.
         block_n, num_stages = 16 if depth % 16 else 32, 2
+    elif rows <= 16 and triton.cdiv(depth, 128) % 2 == 0:
+        step, num_stages = 256, {"int4": 5 - gated}.get(form, 4 - gated)
     elif rows > 32:
         block_m, block_n, num_warps, num_stages, tiles = 32, 64, 8, 4, 2
         if arch == "sm_80":
@@ -175,5 +179,5 @@ def code_blocks(device, dtype, rows, outputs, depth, two_of_8) -> tuple[LinearBl
     options = dict(_configs.compiler_options(device))
     if arch == "gfx942":
         num_stages, options["matrix_instr_nonkdim"] = 2, 16  # as in `linear_blocks`
-    blocks = LinearBlocks(block_m, block_n, 128, num_warps, num_stages, precision, options)
+    blocks = LinearBlocks(block_m, block_n, step, num_warps, num_stages, precision, options)
     return blocks, tiles

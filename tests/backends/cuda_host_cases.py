@@ -88,7 +88,7 @@ def slower_is_left(rows=12, gpu="", table=None):
                 mock.patch.object(launch, "_difference", return_value=None),
             ):
                 select._chosen.cache_clear()
-                specattn.hybrid_tree_attention(**host_cases.hybrid(T=rows, N=512))
+                specattn.hybrid_tree_attention(**host_cases.hybrid(T=rows, N=256))
             launched.append(driver.launches[-1].program if driver.launches else "no launch")
     return launched
 
@@ -130,7 +130,7 @@ def unforced(kind):
             mock.patch.object(select, "_forced", None),
         ):
             select._chosen.cache_clear()
-            for N in (512, 1024):
+            for N in (128, 256):
                 for _ in range(2):
                     specattn.hybrid_tree_attention(**host_cases.hybrid(T=1, N=N))
     return served, [str(x.message) for x in caught]

@@ -198,7 +198,7 @@ def test_what_was_measured_on_a_gpu_decides(
     compiler_process, tmp_path, monkeypatch, rows, gpu, fastest, launched
 ):
     monkeypatch.setenv("SPECATTN_CACHE", str(tmp_path))
-    shape = gpu_record.Shape("hybrid_tree_attention", "bf16", 128, 5 * rows, 1024, 1)
+    shape = gpu_record.Shape("hybrid_tree_attention", "bf16", 128, 5 * rows, 512, 1)
     gpu_record.note_fastest(gpu, [{"shape": shape._asdict(), "winner": fastest}])
     forced, chosen = compiler_process(cuda_host_cases.slower_is_left, rows, "H200", tmp_path)
     assert forced == "decode"

@@ -151,10 +151,9 @@ def code_blocks(device, dtype, rows, outputs, depth, form, gated) -> tuple[Linea
     Each program reads the rows, which in 16 bits weigh as much as its codes, and a tile's warps
     stand side by side, so that each code becomes a number once: above 32 rows it has 64 outputs,
     whatever the SMs, above 16 too where all SMs have one. Up to 16 rows a step has two blocks of
-    128 codes, so that one's products may fill the other's waits: an SM has few warps, and steps of
-    one block took 1 us of 4 bits on an H100. Then 16 KiB of 4 bits are in flight, and of gate and
-    up an SM holds four programs: all that an 8B model's layer has at once. 4 warps would spill 64
-    rows.
+    128 codes, so that one's products may fill the other's waits: an SM has few warps there. Then 16
+    KiB of 4 bits are in flight, and of gate and up an SM holds four programs: all that an 8B
+    model's layer has at once. 4 warps would spill 64 rows.
     """
     arch = _configs.architecture(device)
     block_m, block_n, num_warps, num_stages, tiles, step = 16, 32, 4, 6, 1, 128

@@ -32,15 +32,14 @@ import json, sys
 from dataclasses import asdict
 from tools.ptx import offline
 which, without, *archs = sys.argv[1:]
-calls = offline.calls
+calls, left_out = offline.calls, json.loads(without)
 for arch in archs:
-    left_out = dict([without.split(": ")]).get(arch)
-    offline.calls = lambda which: (call for call in calls(which) if call[0] != left_out)
+    offline.calls = lambda which: (x for x in calls(which) if x[0] != left_out.get(arch))
     for cost in offline.costs(arch, which):
         print(json.dumps(asdict(cost)), flush=True)
 """
 # Before 3.7 an assertion of Triton's pipeliner fails there (docs/triton.md).
-CANNOT = f"sm_100{'' if UNFENCED else ' since'}: gated delta, 64 rows, D 256 and 256, bf16"
+CANNOT = {"sm_100": "gated delta, 64 rows, D 256 and 256, bf16"} if UNFENCED else {}
 
 
 def compiled(which, *archs):
@@ -48,7 +47,7 @@ def compiled(which, *archs):
     environment = os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"}
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
-        [sys.executable, "-c", COSTS, which, CANNOT, *archs],
+        [sys.executable, "-c", COSTS, which, json.dumps(CANNOT), *archs],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,

@@ -46,7 +46,7 @@ from specattn.triton_kernels.select_topk import select_topk
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # others are left to torch
 _MOST_WHOLE = 32
 """Rows for which torch's products of 16 bits are not much faster: on an H100 a pass of 64 rows
-through 8B took 7.8 ms by them, 11.0 by the kernel; of 32 rows 7.1, 7.3."""
+through 8B took 7.8 ms by them, 11.0 by the kernel in tiles of few rows; of 32 rows 7.1, 7.3."""
 _FINISHING = ("silu", "gelu", "gelu_tanh")  # activations that the kernel of a product applies
 
 _Layer = tuple[torch.Tensor | QuantisedWeight, torch.Tensor | None]

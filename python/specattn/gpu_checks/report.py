@@ -23,7 +23,8 @@ def note(found: list[Verdict], capability: tuple[int, int]) -> str:
 
     Of which some checks were not done, those stay what they were.
     """
-    states = {name: {x.state for x in found if x.backend == name} for name in backends_of(found)}
+    names = {x.backend for x in found}
+    states = {name: {x.state for x in found if x.backend == name} for name in names}
     passed = {
         name
         for name, of in states.items()
@@ -37,11 +38,6 @@ def note(found: list[Verdict], capability: tuple[int, int]) -> str:
 def wrong(found: list[Verdict]) -> list[Verdict]:
     """Return those that say that something is not right."""
     return [verdict for verdict in found if verdict.state in _WRONG]
-
-
-def backends_of(found: list[Verdict]) -> list[str]:
-    """Return the backends that were checked, each once."""
-    return list(dict.fromkeys(verdict.backend for verdict in found))
 
 
 def on_gpus(device: int) -> list[str]:

@@ -3,9 +3,10 @@
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count. The fastest of its first three rounds stands
 for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
-What moves that of a pass moves all other shapes alike that were not met during these rounds:
-machines slow down and texts grow for all of them, and they would else be compared by times of
-another hour or text.
+Machines slow down and texts grow for all shapes alike, and those that are rarely met would else
+be compared by times of another hour or text: so times are kept in units of a pace. Passes of the
+fewest rows, which are the most frequent, tell it, by the fourth fastest of nine, since what
+disturbs a round makes it slower.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import math
 import os
 import platform
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -35,8 +37,10 @@ PASS = "pass"
 """The kind of passes that hand out nothing beside logits and features."""
 
 _EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
+_PACING = 9  # rounds that tell the pace
 _NEWS = 1.05  # times that a figure moves by, or it stays
 _LEAST = 1e-9  # seconds
+_FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 _log = logging.getLogger(__name__)
 
@@ -50,22 +54,24 @@ class Costs:
     def __init__(self, file: Path | None = None, former: Costs | None = None):
         self.file, self.changes, self._kept = file, 0, 0
         self.seconds = dict[tuple[str, Any], float]()
-        # When it was, in rounds (0 elsewhere: an earlier process, another length), and seconds.
+        # When it was, in rounds (0 elsewhere: an earlier process, another length), and units.
         self._recent = dict[tuple[str, Any], deque[tuple[int, float]]]()
-        self._last, self._rounds = dict[tuple[str, Any], int](), 0
+        self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
+        self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
-        self._tables = dict[str, tuple[int, Any, Any]]()
+        self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
             self.seconds = dict(former.seconds)
         for shape, seconds in self.seconds.items():  # three rounds tell otherwise
-            self._recent[shape] = deque([(0, seconds)] * _RECENT, _RECENT)
+            self._known[shape] = 0, seconds
+            self._recent[shape] = deque([(0, seconds)] * _RECENT, _PACING)
 
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
-        self._recent[shape], self._last[shape] = deque(maxlen=_RECENT), self._rounds
-        self._set(shape, seconds)
+        self._recent[shape] = deque(maxlen=_PACING)
+        self._set(shape, seconds / self._pace)
 
     def keep(self) -> None:
         """Keep what is known for later processes, if there is a file for it."""
@@ -86,45 +92,58 @@ class Costs:
     def follow(self, shape: tuple[str, Any], seconds: float) -> None:
         """Let a measured time move what is known."""
         self._rounds += 1
-        now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_RECENT))
-        first, is_pass = not recent and shape not in self.seconds, shape[0].startswith(PASS)
-        if first and is_pass and len(self.table(PASS)[0]) and not self.cold:
+        now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
+        passes, known = self.table(PASS)[0], shape in self.seconds
+        if not recent and not known and shape[0].startswith(PASS) and passes and not self.cold:
             # One slow round ends nothing.
-            recent.append((now, 2 * float(self.of_passes(shape[0], np.array(shape[1])))))
-        since = recent[0][0] if len(recent) == _RECENT and is_pass else None
-        recent.append((now, seconds))
-        self._last[shape] = now
+            guess = float(self.of_passes(shape[0], np.array(shape[1])))
+            recent.append((now, 2 * guess / self._pace))
+        recent.append((now, seconds / self._pace))
         if len(recent) == _EARLY:  # the first may have compiled or met cold caches
             recent.extend([(now, min(s for _, s in recent))] * _EARLY)
-        times = [s for _, s in recent]
-        seconds = median_low(times) if len(recent) == _RECENT else min(times)
-        if not (self.cold and self.seconds and shape not in self.seconds and len(recent) < _EARLY):
-            self._set(shape, seconds, since)
+        times, paces = [s for _, s in recent], shape == (PASS, *passes[:1])
+        if len(times) < _RECENT:
+            units = min(times)
+        else:
+            units = (
+                sorted(times)[3]
+                if paces and len(times) == _PACING
+                else median_low(times[-_RECENT:])
+            )
+        if not (self.cold and self.seconds and not known and len(recent) < _EARLY):
+            moved = self._set(shape, units)
+            if paces and moved != 1:
+                self._keep_pace(shape, moved, since=recent[0][0])
 
-    def _set(self, shape: tuple[str, Any], seconds: float, since: int | None = None) -> None:
-        """Set what a shape takes; others that were not met `since` then change alike."""
-        seconds = max(seconds, _LEAST)  # a clock may not see it
-        moved = seconds / self.seconds.get(shape, math.inf)
-        if 1 / _NEWS < moved < _NEWS:
-            return
-        self.changes += 1
-        self.seconds[shape] = seconds
-        if since is None:
-            return
-        for other in self.seconds:
-            if other != shape and self._last.get(other, 0) <= since:
-                self.seconds[other] *= moved
-                recent = self._recent.get(other, ())
-                self._recent[other] = deque(((at, moved * s) for at, s in recent), _RECENT)
+    def _set(self, shape: tuple[str, Any], units: float) -> float:
+        """Set what a shape takes; return how many times what it took before."""
+        units = max(units, _LEAST)  # a clock may not see it
+        _, before = self._known.get(shape, (0, units))
+        moved = units / before
+        if shape in self.seconds and 1 / _NEWS < moved < _NEWS:
+            units, moved = before, 1.0
+        else:
+            self.changes += 1
+        self._known[shape], self.seconds[shape] = (self._rounds, units), units * self._pace
+        return moved
 
-    def table(self, kind: str) -> tuple[Any, Any]:
+    def _keep_pace(self, shape: tuple[str, Any], moved: float, since: int) -> None:
+        """Let the pace move with a shape; what was met `since` then was timed at this one."""
+        self._pace *= moved
+        for other, (at, units) in self._known.items():
+            self._known[other] = at, units / moved if at > since or other == shape else units
+            self.seconds[other] = self._known[other][1] * self._pace
+            recent = self._recent[other]
+            times = [(n, s / moved if n > since else s) for n, s in recent]
+            self._recent[other] = deque(times, _PACING)
+
+    def table(self, kind: str) -> tuple[list[int], list[float]]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
         if kind not in self._tables or self._tables[kind][0] != self.changes:
             known = sorted((size, s) for (of, size), s in self.seconds.items() if of == kind)
-            rows, seconds = zip(*known, strict=True) if known else ((), ())
             # More rows take no less: what seems to was disturbed.
-            least = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]
-            self._tables[kind] = self.changes, np.array(rows), least
+            least = [*accumulate((s for _, s in reversed(known)), min)][::-1]
+            self._tables[kind] = self.changes, [size for size, _ in known], least
         return self._tables[kind][1:]
 
     def of_passes(self, kind: str, rows: Any, beyond: float = math.inf, a_row: float = 0.1) -> Any:
@@ -140,24 +159,28 @@ class Costs:
         slope = a_row * seconds[0] / sizes[0]
         if len(sizes) > 1:
             # The lesser: what is too low is mended by a round, what is too high never.
-            far = (seconds[-1] - seconds[:-1]) / (sizes[-1] - sizes[:-1])
-            slope = max(0.0, min(far[0], far[-1]))
-        more = np.where(rows > beyond * sizes[-1], np.inf, seconds[-1] + slope * (rows - sizes[-1]))
-        return np.where(rows > sizes[-1], more, np.interp(rows, sizes, seconds))
+            ways = ((seconds[-1] - seconds[n]) / (sizes[-1] - sizes[n]) for n in (0, -2))
+            slope = max(0.0, min(ways))
+        far = sizes[-1] + _FAR
+        found = np.interp(rows, [*sizes, far], [*seconds, seconds[-1] + slope * _FAR])
+        return np.where(rows > beyond * sizes[-1], np.inf, found)
 
-    def guess(self, name: str, effort: Effort, level: float, a_row: float) -> float:
-        """Return what a draft may take: in proportion to what others took, or so much a level.
+    def of_drafts(
+        self, name: str, efforts: Sequence[Effort], level: float, a_row: float
+    ) -> tuple[Any, bool]:
+        """Return the seconds of drafts, and whether one of them is known.
 
-        Another node of a level takes `a_row` of the first.
+        Others are in proportion to what those took, or so much a level; another node of a level
+        takes `a_row` of the first.
         """
-        if (name, effort) in self.seconds:
-            return self.seconds[name, effort]
+        known = {one: s for (of, one), s in self.seconds.items() if of == name}
 
         def weight(one: Effort) -> float:
             return one.depth * (1 + a_row * (one.width - 1))
 
-        others = [s / weight(one) for (of, one), s in self.seconds.items() if of == name]
-        return min(others, default=level) * weight(effort)
+        least = min((s / weight(one) for one, s in known.items()), default=level)
+        found = [known.get(one) or least * weight(one) for one in efforts]
+        return np.array(found), not known.keys().isdisjoint(efforts)
 
     def _load(self, file: Path) -> None:
         """Read what an earlier process kept; of what is no such file nothing is taken."""

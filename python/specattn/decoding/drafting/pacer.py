@@ -40,7 +40,7 @@ AGAIN = 0.005
 
 _UNTIMED, _GROWS = 17, 4.0  # on a CPU: rows chosen at first, and times the most rows so far
 _CPU_ROW, _GPU_ROW = 0.1, 0.01  # what another row takes, of one, before several were met
-_HOLDS, _LOOKS = 0.06, 4  # most seconds that nothing is taken to pay; rounds between looks
+_HOLDS, _LOOKS = 0.06, 4  # most seconds that no drafter is taken to pay; rounds between looks
 _SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
 _TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
@@ -84,6 +84,7 @@ class Pacer:
         self._drafted = self._until = self.ledger.elapsed  # when a round did last; may next
         self._took = dict[str, float]()  # parts of a lookup, in seconds
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
+        self._first = dict[str | None, tuple[Any, Any]]()  # passes that are recorded, by share
         self._place: tuple[int, int] | None = None
         self.costs = Costs()  # what is known of batches and lengths like these
         self._begun: tuple[Any, ...] | None = None
@@ -145,10 +146,10 @@ class Pacer:
             most = self.most_looked_up
             found = captured_sizes(self.requests, most) if self.captures else sizes_up_to(most)
             sizes = np.array(found)
-            new = self.ledger.capture * np.array([self._records(n) for n in found])
-            found = self.passes(PASS, sizes) + new * sizes / self.left
-            timed = zip(sizes.tolist(), found.tolist(), strict=True)
-            self._of_lookups = known, {n: s for n, s in timed if s < np.inf} or {1: 1.0}
+            new = self.ledger.capture * self._recorded(sizes)
+            seconds = (self.passes(PASS, sizes) + new * sizes / self.left).tolist()
+            timed = zip(found, seconds, strict=True)
+            self._of_lookups = known, {n: s for n, s in timed if s < math.inf} or {1: 1.0}
         return self._of_lookups[1]
 
     def _known(self) -> Any:
@@ -163,6 +164,15 @@ class Pacer:
         capture = share.capture(rows) if share and share.capture else NO_CAPTURE
         return self.target.captured_rows(rows, capture) is None
 
+    def _recorded(self, sizes: Any, share: Share | None = None) -> Any:
+        """Return which passes are recorded or captured first, by rows of each request."""
+        name, known = share and share.name, (len(self.met), self.requests)
+        if self._first.get(name, (None,))[0] != known:
+            rows = [n for n in sizes.tolist() if share is None or n > 1]
+            first = np.array([self._records(n, share) for n in rows])
+            self._first[name] = known, np.pad(first, (len(sizes) - len(rows), 0))
+        return self._first[name][1]
+
     def _new(self, name: str, effort: Effort) -> float:
         """Return the seconds that a draft takes besides, if it is new: to record or capture."""
         return 0.0 if effort == NONE or (name, effort) in self.met else self.ledger.capture
@@ -175,18 +185,16 @@ class Pacer:
         now = self._known()
         if share.memo[0] == now:
             return share.memo[1]
-        level = share.level * self.costs.plain(self.requests)
-        taken, new = np.zeros((2, len(share.efforts), 1))
-        known = any((share.name, effort) in self.costs.seconds for effort in share.efforts)
-        for row, effort in enumerate(share.efforts if share.run is not None else ()):
-            taken[row] = guess = self.costs.guess(share.name, effort, level, self.a_row)
-            new[row] = self._new(share.name, effort)
+        taken = new = np.zeros(len(share.efforts))
+        if share.run is not None:
+            level = share.level * self.costs.plain(self.requests)
+            taken, known = self.costs.of_drafts(share.name, share.efforts, level, self.a_row)
+            new = np.array([self._new(share.name, effort) for effort in share.efforts])
             if not known:  # some drafters are tried in vain
-                new[row] = _DOUBT * (new[row] + _TRIES * guess)
-        captured = [n > 1 and self._records(n, share) for n in share.sizes.tolist()]
-        new = new + self.ledger.capture * np.array(captured)
-        found = taken + self.passes(share.kind, share.sizes)
-        found += new * (1 + share.gains.table) / self.left
+                new = _DOUBT * (new + _TRIES * taken)
+        besides = new[:, None] + self.ledger.capture * self._recorded(share.sizes, share)
+        found = taken[:, None] + self.passes(share.kind, share.sizes)
+        found += besides * (1 + share.gains.table) / self.left
         share.memo = now, found
         share.found.clear()
         return found
@@ -237,10 +245,11 @@ class Pacer:
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if promised and not of_use:
             self._saved(0.0)
-        held = self.ledger.elapsed < self._until and not of_use
-        if plain == np.inf or self.calibrates or held:
+        held = self.ledger.elapsed < self._until
+        if plain == np.inf or self.calibrates or (held and not of_use):
             return nothing
-        for share in self.shares:
+        shares = () if held else self.shares
+        for share in shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
         if of_use:
             own = self.of_lookups()[rows]
@@ -252,14 +261,14 @@ class Pacer:
             self.compared = best, nothing
         looks = self._turn - self._looked >= _LOOKS
         self._looked = self._turn if looks else self._looked
-        for share in self.shares if looks else ():
+        for share in shares if looks else ():
             if other := self._due(share, depth, best, rate):
                 return other
         loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get(("", NONE), 0.0)
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
-        if best is nothing:  # half as long as that was so: to choose takes time, too
+        if best.name is None and not held:  # half as long as that was so: to compare takes time
             elapsed = self.ledger.elapsed
             self._until = elapsed + min((elapsed - self._drafted) / 2, _HOLDS)
         return best
@@ -328,9 +337,8 @@ class Pacer:
         shape = PASS if share is None else share.kind, rows * len(ends)
         fresh = self._records(rows, share)
         self._begun = share, effort, shape, fresh, self.clock.now(), ends
-        if rows == 1:
-            self._idle += 1
-        else:
+        self._idle += rows == 1
+        if share is not None:
             self._drafted = self.ledger.elapsed
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:

@@ -95,7 +95,7 @@ class Steps:
 
         The first of `rows` is the fewest that there may be, and always allowed.
         """
-        most = max(2 * self.costs.table(PASS)[0].max(initial=0), rows[0])
+        most = max(*(2 * size for size in self.costs.table(PASS)[0]), 0, rows[0])
         return np.where(rows > most, np.inf, self.costs.of_passes(PASS, rows))
 
     def drafts(self, depths: Any, share: float) -> Any:

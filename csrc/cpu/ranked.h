@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <vector>
 
 #include "convert.h"
 
@@ -69,6 +71,20 @@ int64_t first_largest(const Elem* x, int64_t count) {
   if (nan || best == -std::numeric_limits<float>::infinity()) return -1;
   for (i = 0; to_float(x[i]) != best;) ++i;
   return i;
+}
+
+// The k-th largest of at least k entries, none of them NaN. `room` is for k of them.
+inline float kth_largest(const float* x, int64_t count, int64_t k, std::vector<float>& room) {
+  room.assign(x, x + k);
+  const auto first = room.begin(), last = room.end();
+  std::make_heap(first, last, std::greater<>());  // the least in front
+  for (int64_t i = k; i < count; ++i) {
+    if (!(x[i] > *first)) continue;
+    std::pop_heap(first, last, std::greater<>());
+    room.back() = x[i];
+    std::push_heap(first, last, std::greater<>());
+  }
+  return *first;
 }
 
 }  // namespace specattn

@@ -38,15 +38,8 @@ def test_right_kernels_are_right(case):
     assert check(case, "cpu", lambda x: x) == [Verdict("cpu", str(case), "right")]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case.label == "weights int4" else pytest.mark.slow)
-        for case in CASES
-        if case.op == "captured_pass"
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.op == "captured_pass"], ids=str)
 def test_interpreted_kernels_make_right_passes(case, monkeypatch):
     """In a graph that is a stub; the weights lie as on a GPU."""
     if specattn.backends()["triton"] != "available":

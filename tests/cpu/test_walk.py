@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TopKLogitsWarper
 
 import specattn
 from tests.walks import report_of, walked
@@ -16,9 +17,11 @@ _cpu = pytest.importorskip("specattn._cpu")
 FLOATING = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _draw(logits, temperature, seed, request, position):
-    """Draw one token as the sampler does it with torch."""
+def _draw(logits, temperature, top_k, seed, request, position):
+    """Draw one token as the sampler does it with torch and transformers."""
     scores = logits.float() / temperature
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores[None])[0]
     if seed is not None:
         place = torch.tensor([request]), torch.tensor([position])
         scores = specattn.add_gumbel_noise(scores[None], seed, *place)[0]
@@ -26,16 +29,16 @@ def _draw(logits, temperature, seed, request, position):
     return int(token) if best > -math.inf else -1
 
 
-def _drawing(logits, temperatures, seed, requests, positions):
+def _drawing(logits, temperatures, top_k, seed, requests, positions):
     def after(b, node, path):
         where = seed, requests[b], positions[b] + len(path)
-        return _draw(logits[b, node], temperatures[b], *where)
+        return _draw(logits[b, node], temperatures[b], top_k[b], *where)
 
     return after
 
 
-def _expected(logits, parents, tokens, temperatures, seed, requests, positions, depth):
-    after = _drawing(logits, temperatures, seed, requests, positions)
+def _expected(logits, parents, tokens, temperatures, top_k, seed, requests, positions, depth):
+    after = _drawing(logits, temperatures, top_k, seed, requests, positions)
     walks = [
         walked(parents[b % len(parents)], own, partial(after, b))
         for b, own in enumerate(tokens.tolist())
@@ -68,10 +71,13 @@ def test_walks_are_those_of_the_reference(data):
     tokens = torch.randint(0, min(3, vocabulary), (batch, size), generator=generator)
     logits[..., :3] += 3
     temperatures = [draw(st.sampled_from([1.0, 0.7, 1.3])) for _ in range(batch)]
+    top_k = draw(st.lists(st.integers(0, vocabulary + 1), min_size=batch, max_size=batch))
+    if draw(st.booleans()):  # equal ones, of which all that equal the last stay
+        logits = (2 * logits).round()
     requests = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
     positions = draw(st.lists(st.integers(0, 10**6), min_size=batch, max_size=batch))
     report = torch.full((batch, 2 + size), 10**9)
-    given = parents, tokens, temperatures, seed, requests, positions
+    given = parents, tokens, temperatures, top_k, seed, requests, positions
     emitted = _cpu.walk_trees(logits, *given, report, 2)
     expected, expected_tokens = _expected(logits, *given, size)
     assert emitted == expected_tokens
@@ -83,10 +89,11 @@ def test_walks_are_those_of_the_reference(data):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_vocabularies_are_shared_among_threads(threads):
+@pytest.mark.parametrize("top_k", [0, 1, 50])
+def test_large_vocabularies_are_shared_among_threads(threads, top_k):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 2, 151_936, generator=generator)
-    given = [[-1, 0]], torch.zeros(1, 2, dtype=torch.int64), [0.9], 5, [2], [77]
+    given = [[-1, 0]], torch.zeros(1, 2, dtype=torch.int64), [0.9], [top_k], 5, [2], [77]
     report = torch.empty(1, 3, dtype=torch.int64)
     emitted = _cpu.walk_trees(logits, *given, report, threads)
     assert emitted == _expected(logits, *given, 1)[1]
@@ -100,6 +107,7 @@ def test_large_vocabularies_are_shared_among_threads(threads):
         ({"parents": []}, "parents must be of one tree"),
         ({"tokens": torch.zeros(1, 3, dtype=torch.int64)}, "tokens must be"),
         ({"temperatures": []}, "as many requests"),
+        ({"top_k": []}, "as many requests"),
         ({"report": torch.zeros(1, 2, dtype=torch.int64)}, "report has too few columns"),
         ({"logits": torch.zeros(1, 2, 4, dtype=torch.float64)}, "logits must have"),
     ],
@@ -111,6 +119,7 @@ def test_errors_name_the_argument(changes, message):
         "parents": [[-1, 0]],
         "tokens": torch.zeros(1, 2, dtype=torch.int64),
         "temperatures": [1.0],
+        "top_k": [0],
         "seed": None,
         "requests": [0],
         "positions": [0],

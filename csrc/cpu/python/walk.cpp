@@ -20,24 +20,42 @@ struct Draws {
   int64_t node_stride, vocabulary;
   Dtype dtype;
   float temperature;
+  int64_t top_k;         // of which tokens one is drawn; 0: of all
   const uint64_t* seed;  // null: greedily
   int64_t request, position;
   int threads;
 };
 
+struct Room {
+  std::vector<float> scores, best;
+};
+
+// Leaves the k largest scores, and what equals the last of them; false if one is NaN.
+bool keep_largest(float* scores, int64_t count, int64_t k, std::vector<float>& room) {
+  bool nan = false;
+  for (int64_t i = 0; i < count; ++i) nan |= scores[i] != scores[i];
+  if (nan) return false;
+  const float least = kth_largest(scores, count, k, room);
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < count; ++i) scores[i] = scores[i] < least ? kNever : scores[i];
+  return true;
+}
+
 // Draws the token after a node: -1 if none can follow.
 template <class Elem>
-int64_t draw(const Draws& draws, int64_t node, int64_t steps, std::vector<float>& room) {
+int64_t draw(const Draws& draws, int64_t node, int64_t steps, Room& room) {
   const Elem* logits = static_cast<const Elem*>(draws.logits) + node * draws.node_stride;
   const int64_t count = draws.vocabulary;
-  room.resize(static_cast<size_t>(count));
-  float* scores = room.data();
+  const bool filters = draws.top_k > 0 && draws.top_k < count;
+  room.scores.resize(static_cast<size_t>(count));
+  float* scores = room.scores.data();
   GumbelNoise noise = {};
   noise.logits = logits, noise.dtype = draws.dtype;
-  if (draws.temperature != 1.0f) {
+  if (draws.temperature != 1.0f || filters) {
     for (int64_t i = 0; i < count; ++i) scores[i] = to_float(logits[i]) / draws.temperature;
     noise.logits = scores, noise.dtype = Dtype::kFloat32;
   }
+  if (filters && !keep_largest(scores, count, draws.top_k, room.best)) return -1;
   if (!draws.seed) {
     return noise.logits == logits ? first_largest(logits, count) : first_largest(scores, count);
   }
@@ -116,8 +134,9 @@ std::vector<Integers> walk_each(const std::vector<Integers>& parents, const View
 
 std::vector<Integers> walk_trees(PyObject* given_logits, const std::vector<Integers>& parents,
                                  PyObject* given_tokens, const std::vector<float>& temperatures,
-                                 std::optional<uint64_t> seed, const Integers& requests,
-                                 const Integers& positions, PyObject* given_report, int threads) {
+                                 const Integers& top_k, std::optional<uint64_t> seed,
+                                 const Integers& requests, const Integers& positions,
+                                 PyObject* given_report, int threads) {
   const View logits = view("logits", given_logits), tokens = view("tokens", given_tokens);
   const View report = view("report", given_report);
   if (logits.dims != 3 || logits.dtype > Dtype::kFloat16) {
@@ -125,14 +144,16 @@ std::vector<Integers> walk_trees(PyObject* given_logits, const std::vector<Integ
   }
   tokens.expect(Dtype::kInt64, {logits.shape[0], logits.shape[1]});
   const auto count = static_cast<size_t>(logits.shape[0]);
-  if (temperatures.size() != count || requests.size() != count || positions.size() != count) {
-    logits.fail("must be of as many requests as there are temperatures, requests and positions");
+  if (temperatures.size() != count || top_k.size() != count || requests.size() != count ||
+      positions.size() != count) {
+    logits.fail(
+        "must be of as many requests as there are temperatures, top_k, requests and positions");
   }
   const auto draw_one = logits.dtype == Dtype::kFloat32    ? draw<float>
                         : logits.dtype == Dtype::kBFloat16 ? draw<bf16>
                                                            : draw<fp16>;
   const int64_t bytes = logits.dtype == Dtype::kFloat32 ? 4 : 2;
-  std::vector<float> room;
+  Room room;
   const Unlocked unlocked;
   return walk_each(parents, tokens, report, [&](int64_t b, int64_t node, const Integers& path) {
     const auto at = static_cast<size_t>(b);
@@ -141,6 +162,7 @@ std::vector<Integers> walk_trees(PyObject* given_logits, const std::vector<Integ
                          logits.shape[2],
                          logits.dtype,
                          temperatures[at],
+                         top_k[at],
                          seed ? &*seed : nullptr,
                          requests[at],
                          positions[at],
@@ -169,9 +191,9 @@ void add_walk(PyObject* module) {
           "walk_trees",
           "Per request the accepted tokens and the next one, drawn as add_gumbel_noise has it, or "
           "greedily where seed is None. In `report`: how many were accepted, the next token, and "
-          "the accepted nodes, -1 behind them.",
-          "logits", "parents", "tokens", "temperatures", "seed", "requests", "positions", "report",
-          "threads"),
+          "the accepted nodes, -1 behind them. Of `top_k` tokens each, of all where it is 0.",
+          "logits", "parents", "tokens", "temperatures", "top_k", "seed", "requests", "positions",
+          "report", "threads"),
       function<&walk_trees_drawing>(
           "walk_trees_drawing",
           "The same by any draws: `token_after(request, node, path)` returns the token that the "

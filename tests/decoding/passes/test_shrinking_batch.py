@@ -69,14 +69,16 @@ def test_nothing_is_captured_when_requests_end(name, temperature, monkeypatch):
 )
 def test_nor_are_graphs_of_kernels(name, monkeypatch):
     few = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    assert_none_is_captured(name, 0.0, by_kernels, monkeypatch, **few)
+    assert_none_is_captured(name, 0.0, by_kernels, monkeypatch, (5, 7, 10), 14, **few)
 
 
-def assert_none_is_captured(name, temperature, make, monkeypatch, **sizes):
+def assert_none_is_captured(
+    name, temperature, make, monkeypatch, lengths=LENGTHS, end=END, **sizes
+):
     """The text is that of passes that are not captured."""
     model, graphs, made = tiny_model("llama", **sizes), [], []
-    method, texts = METHODS[name](model), prompts(LENGTHS)
-    options = ending_at(END) | {"temperature": temperature, "do_sample": temperature > 0, "seed": 3}
+    method, texts = METHODS[name](model), prompts(lengths)
+    options = ending_at(end) | {"temperature": temperature, "do_sample": temperature > 0, "seed": 3}
     expected = generate(model, texts, method, compile="off", **options).new_tokens
     verify = Target.verify
 

@@ -60,23 +60,33 @@ def knows_rows(processor: Any) -> bool:
     return type(processor) not in (*CONTEXT_FREE, *LENGTH_ONLY, *_BY_TEXT)
 
 
+def drawn_by(processors: Sequence[Any]) -> tuple[float, int] | None:
+    """Return temperature and `top_k`, 0 for all, where logits meet nothing else; else None."""
+    divides = [type(own) for own in processors[:1]] == [hf.TemperatureLogitsWarper]
+    temperature = float(processors[0].temperature) if divides else 1.0
+    rest = processors[divides:]
+    if not rest:
+        return temperature, 0
+    filters = len(rest) == 1 and type(rest[0]) is hf.TopKLogitsWarper
+    return (temperature, rest[0].top_k) if filters and rest[0].filter_value == -np.inf else None
+
+
 def temperature_of(processors: Sequence[Any]) -> float | None:
     """Return what logits are divided by where nothing else is done to them, else None."""
-    if [type(own) for own in processors] not in ([], [hf.TemperatureLogitsWarper]):
-        return None
-    return processors[0].temperature if processors else 1.0
+    found = drawn_by(processors)
+    return found[0] if found is not None and not found[1] else None
 
 
 class NodeProcessors:
     """The processors of one row of a run on the CPU; none knows rows, unless there is one row.
 
-    `temperature` is what logits are divided by where nothing else is done to them, else None.
+    `drawn_by` has temperature and `top_k` where logits meet nothing else, else None.
     """
 
     def __init__(self, processors: Sequence[Any], sequences: Sequences, row: int):
         self.sequences, self.row = sequences, row
         self._sees_texts = not all(type(own) in CONTEXT_FREE for own in processors)
-        self.temperature = temperature_of(processors)
+        self.drawn_by = drawn_by(processors)
         self._steps = [self._step(own) for own in processors]
 
     def __call__(self, path: list[int], logits: torch.Tensor) -> torch.Tensor:

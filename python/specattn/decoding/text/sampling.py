@@ -204,18 +204,19 @@ class Sampler:
     def _walk_on_host(
         self, tree: Tree, tokens: torch.Tensor, logits: torch.Tensor
     ) -> tuple[Accepted, list[list[int]]] | None:
-        """Walk in one call, and draw there too where only a temperature is before a draw."""
+        """Walk in one call, and draw there too behind a temperature and `top_k` alone."""
         native, rows, active = kernels(), self.scores.by_node, self.sequences.active
         if native is None or rows is None:
             return None
         report, accepted = self._report_for(len(active), tree.max_depth).take()
-        parents, temperatures = tree.parent_lists, [rows[row].temperature for row in active]
-        if None in temperatures or logits.dtype == torch.float64:
+        parents, drawn_by = tree.parent_lists, [rows[row].drawn_by for row in active]
+        if None in drawn_by or logits.dtype == torch.float64:
             after = partial(self.token_after, logits)
             return accepted, native.walk_trees_drawing(parents, tokens, report, after)
         seed = None if self.greedy else self.seed % 2**64
         lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
-        given = logits, parents, tokens, temperatures, seed, active, lengths
+        temperatures, top_k = map(list, zip(*drawn_by, strict=True))  # type: ignore[arg-type]
+        given = logits, parents, tokens, temperatures, top_k, seed, active, lengths
         return accepted, native.walk_trees(*given, report, threads)
 
     def token_after(self, logits: torch.Tensor, request: int, node: int, path: list[int]) -> int:

@@ -7,6 +7,7 @@
 #include "finish.h"
 #include "full_registers.h"
 #include "gated_delta.h"
+#include "gated_delta_commit.h"
 #include "gumbel.h"
 #include "importance.h"
 #include "layer.h"

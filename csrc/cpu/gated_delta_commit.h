@@ -1,0 +1,77 @@
+// A path of a tree becomes part of a head's state (reference/gated_delta_commit.py has the
+// equation).
+#pragma once
+
+#include <algorithm>
+
+#include "denormals.h"
+#include "recurrent.h"
+
+namespace specattn {
+
+// S <- (product of all decays) S + sum over the path of (its key, decayed by what is behind) d^T.
+template <class Isa>
+void gated_delta_commit(const GatedDeltaCommit& p, int64_t b, int64_t h, const float* ahead_state,
+                        float* scratch) {
+  using V = typename Isa::V;
+  constexpr int W = Isa::W, kRows = 4, kColumns = 2;
+  [[maybe_unused]] const FlushToZero flush;
+  const int64_t count = p.path.count(b);
+  AheadLines ahead(ahead_state, ahead_state ? p.Dk * p.Dv : 0);
+  float *const keys = scratch, *const behind = keys + count * p.Dk;  // [count][Dk], [Dk]
+  const float* updates[kMostNodes];
+  std::fill_n(behind, p.Dk, 1.0f);
+  for (int64_t n = count - 1; n >= 0; --n) {
+    const float* const kept = p.stash.at<float>(p.tree, b, p.path.node(b, n), h);
+    const float* const decay = kept + p.Dk + p.Dv;
+    updates[n] = kept + p.Dk;
+    for (int64_t c = 0; c < p.Dk; ++c) {
+      keys[n * p.Dk + c] = kept[c] * behind[c];
+      behind[c] *= decay[p.decays == 1 ? 0 : c];
+    }
+  }
+  float* const state = p.state.at(b, h);
+  for (int64_t c = 0; c < p.Dk; c += kRows) {
+    int64_t column = 0;
+    for (; column + kColumns * W <= p.Dv; column += kColumns * W) {
+      ahead.touch(std::max(1, kRows * kColumns * W / 16));
+      V acc[kRows][kColumns];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const V whole = Isa::set1(behind[c + r]);
+#pragma GCC unroll 2
+        for (int n = 0; n < kColumns; ++n) {
+          acc[r][n] = Isa::mul(whole, Isa::load(state + (c + r) * p.state.row + column + n * W));
+        }
+      }
+      for (int64_t j = 0; j < count; ++j) {
+        const float* const key = keys + j * p.Dk + c;
+        V u[kColumns];
+#pragma GCC unroll 2
+        for (int n = 0; n < kColumns; ++n) u[n] = Isa::load(updates[j] + column + n * W);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const V factor = Isa::set1(key[r]);
+#pragma GCC unroll 2
+          for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::fma(factor, u[n], acc[r][n]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int n = 0; n < kColumns; ++n) {
+          Isa::store(state + (c + r) * p.state.row + column + n * W, acc[r][n]);
+        }
+      }
+    }
+    for (; column < p.Dv; ++column) {
+      for (int r = 0; r < kRows; ++r) {
+        float& s = state[(c + r) * p.state.row + column];
+        s *= behind[c + r];
+        for (int64_t j = 0; j < count; ++j) s += keys[j * p.Dk + c + r] * updates[j][column];
+      }
+    }
+  }
+}
+
+}  // namespace specattn

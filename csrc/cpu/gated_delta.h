@@ -23,21 +23,24 @@ class GatedDeltaHead {
   static constexpr int W = Isa::W;
 
  public:
-  // `ahead` is a state that will be read next, or null.
-  GatedDeltaHead(const GatedDelta& p, int64_t b, int64_t h, const float* ahead, float* scratch)
+  GatedDeltaHead(const GatedDelta& p, int64_t head, int64_t next, float* scratch)
       : p_(p),
-        b_(b),
-        h_(h),
-        rows_(p.tree.rows(b)),
+        b_(head / p.Hv),
+        h_(head % p.Hv),
+        next_(next),
+        rows_(p.tree.rows(b_)),
         at_(scratch, p),
-        ahead_(ahead, ahead ? p.Dk * p.Dv : 0) {
+        ahead_(p.state, p.Hv, next, p.Dk, p.Dv) {
     at_.known = at_.d + rows_ * p.Dv;
   }
 
   void run() {
     for (int64_t i = 0; i < rows_; ++i) load(i);
     read_state();
-    for (int64_t i = 0; i < rows_; ++i) solve(i);
+    for (int64_t i = 0; i < rows_; ++i) {
+      if (next_ >= 0) fetch(next_ / p_.Hv, next_ % p_.Hv, i);
+      solve(i);
+    }
   }
 
  private:
@@ -47,6 +50,19 @@ class GatedDeltaHead {
 
   const float* decays(int64_t i) const { return stash(i) + p_.Dk + p_.Dv; }
   float* stash(int64_t i) const { return p_.stash.template out<float>(p_.tree, b_, i, h_); }
+
+  // A row that is met next, where there is one, and where its results will lie: they are far apart.
+  void fetch(int64_t b, int64_t h, int64_t i) const {
+    if (i >= p_.tree.rows(b)) return;
+    constexpr int64_t kElem = sizeof(Elem), kFloat = sizeof(float);
+    const int64_t of_keys = h / (p_.Hv / p_.Hk);
+    fetch_lines(p_.k.template at<Elem>(p_.tree, b, i, of_keys), p_.Dk * kElem);
+    fetch_lines(p_.q.template at<Elem>(p_.tree, b, i, of_keys), p_.Dk * kElem);
+    fetch_lines(p_.v.template at<Elem>(p_.tree, b, i, h), p_.Dv * kElem);
+    fetch_lines(p_.out.template at<Elem>(p_.tree, b, i, h), p_.Dv * kElem);
+    const int64_t kept = p_.Dk + p_.Dv + p_.decays;
+    fetch_lines(p_.stash.template at<float>(p_.tree, b, i, h), kept * kFloat);
+  }
 
   // A row's key, query and decays; its parent's came before.
   void load(int64_t i) {
@@ -336,7 +352,7 @@ class GatedDeltaHead {
   }
 
   const GatedDelta& p_;
-  const int64_t b_, h_, rows_;
+  const int64_t b_, h_, next_, rows_;
   GatedDeltaScratch at_;
   AheadLines ahead_;
   int64_t path_[kMostNodes];
@@ -344,9 +360,9 @@ class GatedDeltaHead {
 };
 
 template <class Isa, class Elem>
-void gated_delta(const GatedDelta& p, int64_t b, int64_t h, const float* ahead, float* scratch) {
+void gated_delta(const GatedDelta& p, int64_t head, int64_t next, float* scratch) {
   [[maybe_unused]] const FlushToZero flush;
-  GatedDeltaHead<Isa, Elem>(p, b, h, ahead, scratch).run();
+  GatedDeltaHead<Isa, Elem>(p, head, next, scratch).run();
 }
 
 }  // namespace specattn

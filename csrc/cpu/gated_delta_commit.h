@@ -11,13 +11,12 @@ namespace specattn {
 
 // S <- (product of all decays) S + sum over the path of (its key, decayed by what is behind) d^T.
 template <class Isa>
-void gated_delta_commit(const GatedDeltaCommit& p, int64_t b, int64_t h, const float* ahead_state,
-                        float* scratch) {
+void gated_delta_commit(const GatedDeltaCommit& p, int64_t head, int64_t next, float* scratch) {
   using V = typename Isa::V;
   constexpr int W = Isa::W, kRows = 4, kColumns = 2;
   [[maybe_unused]] const FlushToZero flush;
-  const int64_t count = p.path.count(b);
-  AheadLines ahead(ahead_state, ahead_state ? p.Dk * p.Dv : 0);
+  const int64_t b = head / p.Hv, h = head % p.Hv, count = p.path.count(b);
+  AheadLines ahead(p.state, p.Hv, next, p.Dk, p.Dv);
   float *const keys = scratch, *const behind = keys + count * p.Dk;  // [count][Dk], [Dk]
   const float* updates[kMostNodes];
   std::fill_n(behind, p.Dk, 1.0f);
@@ -31,7 +30,13 @@ void gated_delta_commit(const GatedDeltaCommit& p, int64_t b, int64_t h, const f
     }
   }
   float* const state = p.state.at(b, h);
+  const int64_t next_b = next / p.Hv, rows_ahead = next < 0 ? 0 : p.path.count(next_b);
+  const int64_t row_bytes = (p.Dk + p.Dv + p.decays) * static_cast<int64_t>(sizeof(float));
   for (int64_t c = 0; c < p.Dk; c += kRows) {
+    for (int64_t n = c / kRows; n < rows_ahead; n += p.Dk / kRows) {
+      const int64_t node = p.path.node(next_b, n);
+      fetch_lines(p.stash.at<float>(p.tree, next_b, node, next % p.Hv), row_bytes);
+    }
     int64_t column = 0;
     for (; column + kColumns * W <= p.Dv; column += kColumns * W) {
       ahead.touch(std::max(1, kRows * kColumns * W / 16));

@@ -62,10 +62,9 @@ struct Kernels {
   void (*linear_tiles[2][3])(const Linear&, const float* x, const LinearPiece&);
   void (*dequantise_tile[2][3])(const Dequantise&, int64_t tile);
   void (*gate[3])(const Gate&, int64_t row);
-  void (*gated_delta[3])(const GatedDelta&, int64_t b, int64_t h, const float* ahead,
-                         float* scratch);
-  void (*gated_delta_commit)(const GatedDeltaCommit&, int64_t b, int64_t h, const float* ahead,
-                             float* scratch);
+  // A head of all requests' heads; memory of `next` is fetched, which is negative for none.
+  void (*gated_delta[3])(const GatedDelta&, int64_t head, int64_t next, float* scratch);
+  void (*gated_delta_commit)(const GatedDeltaCommit&, int64_t head, int64_t next, float* scratch);
   void (*causal_conv[3])(const CausalConv&, int64_t b, int64_t first, int64_t last);
   int64_t (*multiply_registers[3])(int64_t rounds);  // returns the operations
 };

@@ -102,17 +102,31 @@ struct CausalConvCommit {
   int64_t kept_batch = 0, kept_row = 0;
 };
 
+// Fetches whatever lies there into the L2 cache.
+inline void fetch_lines(const void* at, int64_t bytes) {
+  const char* const first = static_cast<const char*>(at);
+  for (int64_t i = -static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) % 64); i < bytes;
+       i += 64) {
+    __builtin_prefetch(first + i, 0, 2);
+  }
+  asm volatile("");  // GCC leaves out calls of a function that does nothing but prefetch
+}
+
 // Cache lines that come next, fetched a few at a time beside the work on what came before.
 class AheadLines {
  public:
-  AheadLines(const float* first, int64_t floats) : at_(first), end_(first + floats) {}
+  // The state of a head; `next` is its number among those of all requests, or negative for none.
+  AheadLines(const States& states, int64_t heads, int64_t next, int64_t Dk, int64_t Dv) {
+    if (next < 0 || states.row != Dv) return;
+    at_ = states.at(next / heads, next % heads), end_ = at_ + Dk * Dv;
+  }
 
   void touch(int lines) {
     for (int i = 0; i < lines && at_ < end_; ++i, at_ += 16) __builtin_prefetch(at_, 0, 2);
   }
 
  private:
-  const float *at_, *end_;
+  const float *at_ = nullptr, *end_ = nullptr;
 };
 
 // What a thread needs for the rows of one head.

@@ -13,13 +13,21 @@
 namespace specattn {
 namespace {
 
+constexpr int64_t kHeadsOfRun = 8;  // at most: whose rows are neighbours in memory
 constexpr int64_t kChannels = 256;  // of a piece of a convolution
 
-// The state that the thread of a piece will probably take next, where its rows lie together.
-const float* state_ahead(const States& state, int64_t Dv, int64_t heads, int64_t next,
-                         int64_t pieces) {
-  if (next >= pieces || state.row != Dv) return nullptr;
-  return state.at(next / heads, next % heads);
+// Deals heads to threads in runs of neighbours: what they share stays in one core's caches, and the
+// head that a thread takes next is known, or probable at the end of a run.
+template <class Work>
+void for_heads(int threads, int64_t heads, const Work& work) {
+  const int64_t run = std::clamp<int64_t>(heads / (threads * kTasksPerThread), 1, kHeadsOfRun);
+  parallel(threads, ceil_div(heads, run), [&](int64_t i, int worker) {
+    const int64_t end = std::min((i + 1) * run, heads), after = (i + threads) * run;
+    for (int64_t head = i * run; head < end; ++head) {
+      const int64_t next = head + 1 < end ? head + 1 : after;
+      work(head, next < heads ? next : -1, worker);
+    }
+  });
 }
 
 template <class Elem>
@@ -51,9 +59,8 @@ void run(const GatedDelta& p, int threads) {
   threads = useful_threads(pieces * p.Dk * p.Dv * (4 + p.tree.T), pieces, threads);
   float* const memory = arena.floats(threads * scratch);
   const auto head = chosen_kernels().gated_delta[static_cast<int>(p.dtype)];
-  parallel(threads, pieces, [&](int64_t i, int worker) {
-    const float* const ahead = state_ahead(p.state, p.Dv, p.Hv, i + threads, pieces);
-    head(p, i / p.Hv, i % p.Hv, ahead, memory + worker * scratch);
+  for_heads(threads, pieces, [&](int64_t i, int64_t next, int worker) {
+    head(p, i, next, memory + worker * scratch);
   });
 }
 
@@ -66,10 +73,9 @@ void run(const GatedDeltaCommit& p, int threads) {
   threads = useful_threads(pieces * p.Dk * p.Dv * (8 + most), pieces, threads);
   float* const memory = arena.floats(threads * scratch);
   const auto commit = chosen_kernels().gated_delta_commit;
-  parallel(threads, pieces, [&](int64_t i, int worker) {
+  for_heads(threads, pieces, [&](int64_t i, int64_t next, int worker) {
     if (p.path.count(i / p.Hv) == 0) return;
-    const float* const ahead = state_ahead(p.state, p.Dv, p.Hv, i + threads, pieces);
-    commit(p, i / p.Hv, i % p.Hv, ahead, memory + worker * scratch);
+    commit(p, i, next, memory + worker * scratch);
   });
 }
 

@@ -13,17 +13,19 @@ namespace specattn {
 template <class Isa>
 void gated_delta_commit(const GatedDeltaCommit& p, int64_t head, int64_t next, float* scratch) {
   using V = typename Isa::V;
-  constexpr int W = Isa::W, kRows = 4, kColumns = 2;
+  constexpr int W = Isa::W, kRows = 4, kColumns = Isa::kScoreAccumulators >= 24 ? 4 : 2;
   [[maybe_unused]] const FlushToZero flush;
   const int64_t b = head / p.Hv, h = head % p.Hv, count = p.path.count(b);
   AheadLines ahead(p.state, p.Hv, next, p.Dk, p.Dv);
-  float *const keys = scratch, *const behind = keys + count * p.Dk;  // [count][Dk], [Dk]
-  const float* updates[kMostNodes];
+  // Rows of the stash begin anywhere in a cache line: updates, which are read often, are copied.
+  float* const updates = scratch;              // [count][Dv]
+  float* const keys = updates + count * p.Dv;  // [count][Dk]
+  float* const behind = keys + count * p.Dk;   // [Dk]
   std::fill_n(behind, p.Dk, 1.0f);
   for (int64_t n = count - 1; n >= 0; --n) {
     const float* const kept = p.stash.at<float>(p.tree, b, p.path.node(b, n), h);
     const float* const decay = kept + p.Dk + p.Dv;
-    updates[n] = kept + p.Dk;
+    std::copy_n(kept + p.Dk, p.Dv, updates + n * p.Dv);
     for (int64_t c = 0; c < p.Dk; ++c) {
       keys[n * p.Dk + c] = kept[c] * behind[c];
       behind[c] *= decay[p.decays == 1 ? 0 : c];
@@ -44,7 +46,7 @@ void gated_delta_commit(const GatedDeltaCommit& p, int64_t head, int64_t next, f
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const V whole = Isa::set1(behind[c + r]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int n = 0; n < kColumns; ++n) {
           acc[r][n] = Isa::mul(whole, Isa::load(state + (c + r) * p.state.row + column + n * W));
         }
@@ -52,18 +54,18 @@ void gated_delta_commit(const GatedDeltaCommit& p, int64_t head, int64_t next, f
       for (int64_t j = 0; j < count; ++j) {
         const float* const key = keys + j * p.Dk + c;
         V u[kColumns];
-#pragma GCC unroll 2
-        for (int n = 0; n < kColumns; ++n) u[n] = Isa::load(updates[j] + column + n * W);
+#pragma GCC unroll 4
+        for (int n = 0; n < kColumns; ++n) u[n] = Isa::load(updates + j * p.Dv + column + n * W);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const V factor = Isa::set1(key[r]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::fma(factor, u[n], acc[r][n]);
         }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int n = 0; n < kColumns; ++n) {
           Isa::store(state + (c + r) * p.state.row + column + n * W, acc[r][n]);
         }
@@ -73,7 +75,8 @@ void gated_delta_commit(const GatedDeltaCommit& p, int64_t head, int64_t next, f
       for (int r = 0; r < kRows; ++r) {
         float& s = state[(c + r) * p.state.row + column];
         s *= behind[c + r];
-        for (int64_t j = 0; j < count; ++j) s += keys[j * p.Dk + c + r] * updates[j][column];
+        for (int64_t j = 0; j < count; ++j)
+          s += keys[j * p.Dk + c + r] * updates[j * p.Dv + column];
       }
     }
   }

@@ -69,7 +69,7 @@ void run(const GatedDeltaCommit& p, int threads) {
   const int64_t pieces = p.tree.B * p.Hv;
   int64_t most = 0;
   for (int64_t b = 0; b < p.tree.B; ++b) most = std::max(most, p.path.count(b));
-  const int64_t scratch = round_up((most + 1) * p.Dk, 16);
+  const int64_t scratch = round_up(most * (p.Dk + p.Dv) + p.Dk, 16);
   threads = useful_threads(pieces * p.Dk * p.Dv * (8 + most), pieces, threads);
   float* const memory = arena.floats(threads * scratch);
   const auto commit = chosen_kernels().gated_delta_commit;

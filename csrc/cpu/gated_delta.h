@@ -21,6 +21,7 @@ template <class Isa, class Elem>
 class GatedDeltaHead {
   using V = typename Isa::V;
   static constexpr int W = Isa::W;
+  static constexpr bool kReadsInOrder = Isa::kScoreAccumulators >= 16;  // eight vectors of columns
 
  public:
   GatedDeltaHead(const GatedDelta& p, int64_t head, int64_t next, float* scratch)
@@ -105,10 +106,12 @@ class GatedDeltaHead {
   }
 
   // d = S^T (decayed keys), known = S^T (decayed queries). Rows of the state are taken as many at a
-  // time as lie in the L1 cache: columns of the whole would share too few of its sets.
+  // time as lie in the L1 cache: columns of the whole would share too few of its sets. A single row
+  // meets them once only, so in the order of memory.
   void read_state() {
     decay();
-    const int64_t depth = std::max<int64_t>(tuning.state_floats / p_.Dv, 8);
+    const bool once = kReadsInOrder && rows_ == 1;
+    const int64_t depth = once ? p_.Dk : std::max<int64_t>(tuning.state_floats / p_.Dv, 8);
     int64_t column = p_.Dv / (4 * W) * (4 * W);
     for (int64_t c = 0; c < p_.Dk; c += depth) multiply(c, std::min(depth, p_.Dk - c), column);
     for (; column < p_.Dv; column += 8) last_columns(column);
@@ -124,7 +127,13 @@ class GatedDeltaHead {
   template <int lines>
   void multiply(int64_t c, int64_t depth, int64_t end) {
     const int64_t count = 2 * rows_;
-    for (int64_t column = 0; column < end; column += 4 * W) {
+    int64_t column = 0;
+    if constexpr (kReadsInOrder) {
+      for (; count == 2 && column + 8 * W <= end; column += 8 * W) {
+        multiply<2, 2 * lines, 8>(0, column, c, depth);
+      }
+    }
+    for (; column < end; column += 4 * W) {
       for (int64_t r = 0; r < count;) {
         const int64_t block = rows_at_once(count - r);
         if (block == 6) {
@@ -155,12 +164,12 @@ class GatedDeltaHead {
     }
   }
 
-  // Four vectors of columns of rows [first, first + rows).
-  template <int rows, int lines>
+  // Some vectors of columns of rows [first, first + rows).
+  template <int rows, int lines, int columns = 4>
   void multiply(int64_t first, int64_t column, int64_t c, int64_t depth) {
-    constexpr int kColumns = Isa::kScoreAccumulators / rows >= 4 ? 4 : 2;
+    constexpr int kColumns = Isa::kScoreAccumulators / rows >= columns ? columns : 2;
     const int64_t stride = p_.state.row, Dk = p_.Dk;
-    for (int part = 0; part < 4; part += kColumns) {
+    for (int part = 0; part < columns; part += kColumns) {
       const float* x = at_.x + first * p_.Dk + c;
       const float* s = p_.state.at(b_, h_) + c * stride + column + part * W;
       float* const sums = at_.d + first * p_.Dv + column + part * W;
@@ -168,7 +177,7 @@ class GatedDeltaHead {
       V acc[rows][kColumns];
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < kColumns; ++n) {
           acc[r][n] = c == 0 ? Isa::zero() : Isa::load(sums + r * p_.Dv + n * W);
         }
@@ -176,19 +185,19 @@ class GatedDeltaHead {
       for (int64_t left = depth; left > 0; --left, ++x, s += stride) {
         ahead.touch(lines);
         V v[kColumns];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < kColumns; ++n) v[n] = Isa::load(s + n * W);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
           const V factor = Isa::set1(x[r * Dk]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int n = 0; n < kColumns; ++n) acc[r][n] = Isa::fma(factor, v[n], acc[r][n]);
         }
       }
       ahead_ = ahead;
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < kColumns; ++n) Isa::store(sums + r * p_.Dv + n * W, acc[r][n]);
       }
     }

@@ -166,11 +166,10 @@ class Pacer:
 
     def _recorded(self, sizes: Any, share: Share | None = None) -> Any:
         """Return which passes are recorded or captured first, by rows of each request."""
-        name, known = share and share.name, (len(self.met), self.requests)
-        if self._first.get(name, (None,))[0] != known:
-            rows = [n for n in sizes.tolist() if share is None or n > 1]
-            first = np.array([self._records(n, share) for n in rows])
-            self._first[name] = known, np.pad(first, (len(sizes) - len(rows), 0))
+        name, known = share.name if share else None, (len(self.met), self.requests)
+        if self._first.get(name, (None, None))[0] != known:
+            first = [(n > 1 or not share) and self._records(n, share) for n in sizes.tolist()]
+            self._first[name] = known, np.array(first)
         return self._first[name][1]
 
     def _new(self, name: str, effort: Effort) -> float:
@@ -245,10 +244,9 @@ class Pacer:
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if promised and not of_use:
             self._saved(0.0)
-        held = self.ledger.elapsed < self._until
+        shares = () if (held := self.ledger.elapsed < self._until) else self.shares
         if plain == np.inf or self.calibrates or (held and not of_use):
             return nothing
-        shares = () if held else self.shares
         for share in shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
         if of_use:
@@ -269,8 +267,8 @@ class Pacer:
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
         if best.name is None and not held:  # half as long as that was so: to compare takes time
-            elapsed = self.ledger.elapsed
-            self._until = elapsed + min((elapsed - self._drafted) / 2, _HOLDS)
+            now = self.ledger.elapsed
+            self._until = now + min((now - self._drafted) / 2, _HOLDS)
         return best
 
     def _saved(self, seconds: float) -> None:

@@ -215,7 +215,7 @@ class Sampler:
             return accepted, native.walk_trees_drawing(parents, tokens, report, after)
         seed = None if self.greedy else self.seed % 2**64
         lengths, threads = self.sequences.active_lengths, torch.get_num_threads()
-        temperatures, top_k = map(list, zip(*drawn_by, strict=True))  # type: ignore[arg-type]
+        temperatures, top_k = map(list, zip(*drawn_by, strict=True))
         given = logits, parents, tokens, temperatures, top_k, seed, active, lengths
         return accepted, native.walk_trees(*given, report, threads)
 

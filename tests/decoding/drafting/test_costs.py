@@ -89,7 +89,7 @@ def test_figures_move_from_a_twentieth_on():
 def test_a_machine_that_gets_slower_does_so_for_shapes_that_do_not_run(slower):
     costs, draft = known(), ("x", Effort(1, 2))
     costs.put(draft, 0.002)
-    for seconds in [0.010] * 3 + [slower * 0.010] * 9:
+    for seconds in [0.010] * 16 + [slower * 0.010] * 9:
         costs.follow((PASS, 1), seconds)
     assert passes(costs, 1, 4, 8) == pytest.approx([slower * s for s in (0.010, 0.016, 0.019)])
     assert costs.seconds[draft] == pytest.approx(slower * 0.002)
@@ -113,6 +113,8 @@ def test_what_is_rarely_met_does_not_wander():
 def test_what_was_met_since_does_not_move(handed_on):
     """A prompt of a few tokens, then one of 31k: eight rows are met there before one is."""
     costs = known()
+    for _ in range(16):
+        costs.follow((PASS, 1), 0.010)
     if handed_on:
         costs = Costs(former=costs)
     for rows, seconds in ((8, 0.057), (1, 0.030)):
@@ -121,11 +123,17 @@ def test_what_was_met_since_does_not_move(handed_on):
     assert passes(costs, 1, 4, 8) == pytest.approx([0.030, 0.048, 0.057])
 
 
-def test_the_first_rounds_of_a_shape_say_nothing_of_others():
-    costs = known()
-    for seconds in (0.080, 0.081, 0.032, 0.030):
-        costs.follow((PASS, 16), seconds)
-    assert passes(costs, 1, 4, 8) == pytest.approx([0.010, 0.016, 0.019])
+@pytest.mark.parametrize("rows", [2, 32])
+def test_the_first_rounds_of_a_shape_say_nothing_of_others(rows):
+    costs = Costs()
+    for seconds in (0.012, 0.010, 0.011):
+        costs.follow((PASS, 4), seconds)
+    costs.put((PASS, 8), 0.016)
+    costs.put((PASS, 16), 0.019)
+    for seconds in (0.080, 0.081, 0.009, *[0.008] * 20):
+        costs.follow((PASS, rows), seconds)
+    found = [costs.seconds[PASS, other] for other in (4, 8, 16)]
+    assert found == pytest.approx([0.010, 0.016, 0.019])
 
 
 def test_more_rows_take_no_less():

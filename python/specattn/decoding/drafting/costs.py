@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import platform
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -58,6 +58,7 @@ class Costs:
         self._recent = dict[tuple[str, Any], deque[tuple[int, float]]]()
         self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
         self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
+        self._counts = Counter[tuple[str, Any]]()  # rounds of each
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
@@ -92,6 +93,7 @@ class Costs:
     def follow(self, shape: tuple[str, Any], seconds: float) -> None:
         """Let a measured time move what is known."""
         self._rounds += 1
+        self._counts[shape] += 1
         now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
         passes, known = self.table(PASS)[0], shape in self.seconds
         if not recent and not known and shape[0].startswith(PASS) and passes and not self.cold:
@@ -102,18 +104,13 @@ class Costs:
         if len(recent) == _EARLY:  # the first may have compiled or met cold caches
             recent.extend([(now, min(s for _, s in recent))] * _EARLY)
         times, paces = [s for _, s in recent], shape == (PASS, *passes[:1])
-        if len(times) < _RECENT:
-            units = min(times)
-        else:
-            units = (
-                sorted(times)[3]
-                if paces and len(times) == _PACING
-                else median_low(times[-_RECENT:])
-            )
+        is_full, units = len(times) == _PACING, min(times)
+        if len(times) >= _RECENT:
+            units = sorted(times)[3] if paces and is_full else median_low(times[-_RECENT:])
         if not (self.cold and self.seconds and not known and len(recent) < _EARLY):
-            moved = self._set(shape, units)
-            if paces and moved != 1:
-                self._keep_pace(shape, moved, since=recent[0][0])
+            moved, since = self._set(shape, units), recent[0][0]
+            if paces and moved != 1 and (since == 0 or self._counts[shape] > 2 * _PACING):
+                self._keep_pace(shape, moved, since)  # its own first rounds say nothing of others
 
     def _set(self, shape: tuple[str, Any], units: float) -> float:
         """Set what a shape takes; return how many times what it took before."""

@@ -69,6 +69,9 @@ def verify_attention(
     )
     if mean_of_logits:
         rows_and_heads = (1, 3) if per_head else (1, 2, 3)
-        torch.mean(target.unflatten(2, (k_cache.shape[2], -1)), rows_and_heads, out=collected)
+        logits = target.unflatten(2, (k_cache.shape[2], -1))
+        torch.mean(logits, rows_and_heads, out=collected)
+        # Capped logits are finite or NaN: -inf says that a row does not see the key.
+        collected.masked_fill_((logits == -torch.inf).any(rows_and_heads), -torch.inf)
     elif not per_head:
         torch.mean(target, 1, out=collected)

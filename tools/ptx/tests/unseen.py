@@ -44,6 +44,10 @@ CALLS = {
     "beside scores": {
         "bads": [cached(132), node(4)], **SOME, "form": "verify", "collect": "scores", "window": 20,
     },
+    "beside scores of capped logits": {
+        "bads": [cached(132, "k"), node(4)], **SOME, "form": "verify", "collect": "scores",
+        "window": 20, "tree": "chain", "options": (("softcap", 5.0),),
+    },
     "beside logits": {
         "bads": [cached(40, "k"), node(14)], **MANY, "form": "verify", "collect": "logits",
         "options": (("softcap", 5.0),),

@@ -156,6 +156,23 @@ def test_a_text_that_offers_nothing_is_asked_less_often(model, monkeypatch, pays
         assert len(asked) > 1, "it is asked again"
 
 
+def test_what_was_looked_up_is_left_where_nothing_is_chosen(model, monkeypatch):
+    offered = []
+
+    def choose(self, depth, rows=1, promised=()):
+        offered.append(rows)
+        return Choice(None, NONE, 1, 1.0, 1.0)
+
+    with_costs(monkeypatch, lambda rows: 1.0)
+    monkeypatch.setattr(Pacer, "choose", choose)
+    monkeypatch.setattr(Pacer, "asks", lambda self: True)
+    text = torch.arange(8).repeat(20)[None]
+    found = generate(model, text, Auto(trained=None), max_new_tokens=60, temperature=0)
+    assert max(offered) > 1, "nothing was looked up"
+    assert {round.drafter for round in found.statistics.requests[0].history} == {None}
+    assert found.statistics.passes >= 59
+
+
 def test_vegas_drafts_where_lookups_are_left_out(model, monkeypatch):
     """A round that only captures what it selects by comes first."""
     with_costs(monkeypatch, lambda rows: 1.0)

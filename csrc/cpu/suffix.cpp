@@ -361,7 +361,8 @@ std::vector<SuffixTree> best_trees(const std::vector<const SuffixDrafter*>& requ
   }
   size_t chosen = 0;
   double fastest = 0;
-  for (size_t i = 0; i < sizes && nodes(i) <= longest; ++i) {
+  // Where trees end between two sizes, rows that only fill up the larger one cost less than nodes.
+  for (size_t i = 0; i < sizes && (i == 0 || nodes(i - 1) < longest); ++i) {
     double tokens = 0;
     for (const SuffixTree& tree : trees) {
       const auto end = tree.probabilities.begin() +

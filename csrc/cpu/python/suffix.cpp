@@ -95,7 +95,7 @@ Object tuple_of(const std::vector<T>& items) {
 }
 
 // The best trees as what a draft is made of: rows of its pass, parents of each request's nodes with
-// its root, tokens that each is expected to gain. Writes the tokens of the nodes.
+// its root and padding, tokens that each is expected to gain. Writes the tokens of the nodes.
 std::tuple<size_t, Object, Object> draft_best(const std::vector<const SuffixDrafter*>& drafters,
                                               const std::vector<int64_t>& depths,
                                               const PassTimes& times, const View& drafted,
@@ -109,6 +109,10 @@ std::tuple<size_t, Object, Object> draft_best(const std::vector<const SuffixDraf
   const std::vector<SuffixTree> trees = best_trees(drafters, depths, times, successors);
   size_t most = 1;
   for (const SuffixTree& tree : trees) most = std::max(most, 1 + tree.tokens.size());
+  if (times.rows.size() > 1) {  // few sizes, so that each is met again
+    const auto size = static_cast<int64_t>(most);
+    most = static_cast<size_t>(*std::lower_bound(times.rows.begin(), times.rows.end(), size));
+  }
   std::vector<Object> shapes;
   std::vector<double> gains;
   int64_t* token = drafted.as<int64_t>();
@@ -116,6 +120,7 @@ std::tuple<size_t, Object, Object> draft_best(const std::vector<const SuffixDraf
     const SuffixTree& tree = trees[b];
     std::vector<int64_t> parents = {-1};
     for (const int32_t parent : tree.parents) parents.push_back(parent + 1);
+    parents.resize(most, -1);
     shapes.push_back(tuple_of(parents));
     gains.push_back(std::accumulate(tree.probabilities.begin(), tree.probabilities.end(), 0.0));
     *token = drafters[b]->newest();

@@ -1,5 +1,6 @@
 """Drafts from a text's own repetitions: the index against brute force, and what sizes a draft."""
 
+import math
 import time
 from collections import Counter
 from random import Random
@@ -192,7 +193,8 @@ def best_size(seconds, probabilities):
     def rate(rows):
         return sum(1 + sum(one[: rows - 1]) for one in probabilities) / seconds[rows]
 
-    return max((n for n in seconds if n <= longest), key=lambda n: (rate(n), -n))
+    least = next((n for n in seconds if n >= longest), math.inf)  # that whole trees fit into
+    return max((n for n in seconds if n <= least), key=lambda n: (rate(n), -n))
 
 
 @given(
@@ -215,7 +217,8 @@ def test_the_best_trees_are_the_best_of_whole_ones(texts, depth, more):
     assert room[len(texts) * rows :].eq(-7).all()
     for text, tree, shape, gain, row in zip(texts, whole, shapes, gains, drafted, strict=True):
         parents, tokens, probabilities = (part[: rows - 1] for part in tree)
-        assert shape == (-1, *(parent + 1 for parent in parents))
+        padding = [-1] * (rows - 1 - len(tokens))
+        assert shape == (-1, *(parent + 1 for parent in parents), *padding)
         assert row == [text[-1] if text else -1, *tokens, *[0] * (rows - 1 - len(tokens))]
         assert gain == pytest.approx(sum(probabilities))
 

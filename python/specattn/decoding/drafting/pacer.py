@@ -16,7 +16,6 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,12 +226,13 @@ class Pacer:
     def best_rows(self, chances: Sequence[Sequence[float]]) -> int:
         """Return the rows with most tokens per second, of chains with these chances, descending."""
         seconds = self.of_lookups()
-        gains = [list(accumulate(one, initial=0.0)) for one in chances]
 
         def rate(rows: int) -> float:
-            return sum(1 + one[min(rows, len(one)) - 1] for one in gains) / seconds[rows]
+            return sum(1 + sum(one[: rows - 1]) for one in chances) / seconds[rows]
 
-        return max((n for n in seconds if n <= max(map(len, gains))), key=lambda n: (rate(n), -n))
+        longest = 1 + max(map(len, chances))
+        least = min((n for n in seconds if n >= longest), default=longest)  # that holds them all
+        return max((n for n in seconds if n <= least), key=lambda n: (rate(n), -n))
 
     def choose(self, depth: int, rows: int = 1, promised: Sequence[float] = ()) -> Choice:
         """Return who drafts in the round that was prepared, no deeper than `depth`, and how much.

@@ -269,8 +269,8 @@ def best_trees(
 ) -> tuple[int, tuple[tuple[int, ...], ...], tuple[float, ...]]:
     """Return of trees those with which drafters gain the most tokens per second.
 
-    Rows of a pass, parents with the roots, tokens that each is expected to gain; roots and nodes
-    are written into `drafted`, row after row.
+    Rows of a pass, of several sizes one, parents with the roots and padding, tokens that each is
+    expected to gain; roots and nodes are written into `drafted`, row after row.
     """
     sizes = [rows - 1 for rows in times.rows]
     pays = _Pays(sizes, times.seconds).goes_on if len(drafters) == 1 else None
@@ -281,18 +281,23 @@ def best_trees(
     ]
     longest, chosen, fastest = max(len(tree.tokens) for tree in trees), 0, 0.0
     for i, size in enumerate(sizes):
-        if size > longest:
+        if i and sizes[i - 1] >= longest:
             break
         gained = sum(1 + _sum(tree.probabilities[:size]) for tree in trees)
         if gained / times.seconds[i] > fastest:
             fastest, chosen = gained / times.seconds[i], i
     cut = [_Tree(*(part[: sizes[chosen]] for part in tree)) for tree in trees]
     rows = 1 + max(len(tree.tokens) for tree in cut)
+    if len(sizes) > 1:
+        rows = next(size for size in times.rows if size >= rows)
     written = drafted.numpy()[: rows * len(cut)].reshape(len(cut), rows)
     written[:] = 0
     for row, drafter, tree in zip(written, drafters, cut, strict=True):
         row[0], row[1 : 1 + len(tree.tokens)] = drafter.newest, tree.tokens
-    shapes = tuple((-1, *(parent + 1 for parent in tree.parents)) for tree in cut)
+    shapes = tuple(
+        (-1, *(parent + 1 for parent in tree.parents), *[-1] * (rows - 1 - len(tree.tokens)))
+        for tree in cut
+    )
     return rows, shapes, tuple(_sum(tree.probabilities) for tree in cut)
 
 

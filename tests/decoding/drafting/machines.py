@@ -78,9 +78,12 @@ READERS = ("poss", "eagle3", "mtp", "medusa")
 
 
 class Machine:
-    """A machine whose time passes as its drafts and passes do."""
+    """A machine whose time passes as its drafts and passes do.
 
-    def __init__(self, name):
+    With a `seed` times vary, one of seven is disturbed by others, and a shape's second is slow.
+    """
+
+    def __init__(self, name, seed=None):
         one = MACHINES[name]
         self.rows, self.seconds = (
             np.array(list(one["passes"])),
@@ -89,8 +92,13 @@ class Machine:
         self.beyond, self.lookup, self.drafts = one["beyond"], one["lookup"], one["drafts"]
         self.cold, self.graphs = one["cold"], name.startswith("h100")
         self.t, self.captured = 0.0, {}
+        self.varies = None if seed is None else np.random.default_rng(seed)
 
     def spend(self, milliseconds, shape=None):
+        if self.varies is not None:
+            milliseconds *= np.exp(self.varies.normal(0, 0.07))
+            milliseconds *= self.varies.choice((1.5, 2, 4)) if self.varies.random() < 1 / 7 else 1
+            milliseconds *= 1.5 if self.captured.get(shape) == 1 else 1
         self.t += milliseconds / 1e3
         if shape is not None:
             met = self.captured[shape] = self.captured.get(shape, 0) + 1

@@ -70,6 +70,18 @@ def test_trying_takes_a_small_share_where_drafts_never_pay(snapshots, method, mo
     assert found.total.mean_acceptance_length < 1.2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_slow_rounds_end_no_drafting(snapshots, seed):
+    """On a machine that others disturb, from its first round on."""
+    snapshot, found = snapshots("prose"), []
+    for method in ("plain", "auto"):
+        machines.forget(snapshot)
+        machine = Machine("0.6b", seed)
+        with machine.at_work():
+            found.append(machines.speed(snapshot, machine, METHODS[method](), 160, 0))
+    assert found[1].tokens_per_second >= 1.5 * found[0].tokens_per_second
+
+
 def test_a_table_of_an_earlier_process_is_used_from_the_first_round_on(
     snapshots, tmp_path, monkeypatch
 ):

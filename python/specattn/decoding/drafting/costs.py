@@ -2,7 +2,8 @@
 
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count. The fastest of its first three rounds stands
-for it, and then the middle of five, so that no outlier decides and three rounds tell it anew.
+for it, of passes what was guessed if that was less until then, and later the middle of five, so
+that no outlier decides and three rounds tell it anew.
 Machines slow down and texts grow for all shapes alike, and those that are rarely met would else
 be compared by times of another hour or text: so times are kept in units of a pace. Passes of the
 fewest rows, which are the most frequent, tell it, by the fourth fastest of nine, since what
@@ -39,6 +40,7 @@ PASS = "pass"
 _EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
 _PACING = 9  # rounds that tell the pace
 _NEWS = 1.05  # times that a figure moves by, or it stays
+_DOUBT = 1.3  # times what was guessed of a size stands for it in its first rounds, at most
 _LEAST = 1e-9  # seconds
 _FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -59,6 +61,7 @@ class Costs:
         self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
         self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
         self._counts = Counter[tuple[str, Any]]()  # rounds of each
+        self._guessed = set[tuple[str, Any]]()  # of which what was guessed is a round
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
@@ -97,11 +100,15 @@ class Costs:
         now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
         passes, known = self.table(PASS)[0], shape in self.seconds
         if not recent and not known and shape[0].startswith(PASS) and passes and not self.cold:
-            # One slow round ends nothing.
+            # Until three rounds tell, what was guessed is one of them: slow ones end nothing.
             guess = float(self.of_passes(shape[0], np.array(shape[1])))
-            recent.append((now, 2 * guess / self._pace))
+            recent.append((now, _DOUBT * guess / self._pace))
+            self._guessed.add(shape)
         recent.append((now, seconds / self._pace))
-        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
+        if self._counts[shape] == _EARLY and shape in self._guessed:
+            recent.popleft()
+            self._guessed.remove(shape)
+        if len(recent) == _EARLY and shape not in self._guessed:  # one may have met cold caches
             recent.extend([(now, min(s for _, s in recent))] * _EARLY)
         times, paces = [s for _, s in recent], shape == (PASS, *passes[:1])
         is_full, units = len(times) == _PACING, min(times)
@@ -109,8 +116,18 @@ class Costs:
             units = sorted(times)[3] if paces and is_full else median_low(times[-_RECENT:])
         if not (self.cold and self.seconds and not known and len(recent) < _EARLY):
             moved, since = self._set(shape, units), recent[0][0]
-            if paces and moved != 1 and (since == 0 or self._counts[shape] > 2 * _PACING):
-                self._keep_pace(shape, moved, since)  # its own first rounds say nothing of others
+            if paces and moved != 1:
+                if since == 0 or self._counts[shape] > 2 * _PACING:
+                    self._keep_pace(shape, moved, since)
+                else:  # its own first rounds say nothing of others but of what was guessed by them
+                    self._guess_again(moved)
+
+    def _guess_again(self, moved: float) -> None:
+        """Let guesses that count as rounds move with what they were guessed by."""
+        for shape in self._guessed:
+            (at, guess), *rounds = self._recent[shape]
+            self._recent[shape][0] = at, guess * moved
+            self._set(shape, min([guess * moved, *(s for _, s in rounds)]))
 
     def _set(self, shape: tuple[str, Any], units: float) -> float:
         """Set what a shape takes; return how many times what it took before."""

@@ -63,6 +63,18 @@ def test_of_what_is_not_known_the_fastest_of_three_rounds_counts():
         assert passes(costs, 16) == pytest.approx([counts])
 
 
+def test_guesses_move_with_what_they_were_guessed_by():
+    """Until three rounds tell; what was timed aside is no guess."""
+    costs = Costs()
+    costs.follow((PASS, 1), 0.080)
+    for rows in (2, 4):
+        costs.follow((PASS, rows), 0.5)
+    before = passes(costs, 2, 4)
+    costs.put((PASS, 4), 0.060)
+    costs.follow((PASS, 1), 0.040)
+    assert passes(costs, 2, 4) == pytest.approx([before[0] / 2, 0.060])
+
+
 def test_what_a_draft_takes_besides_the_first_three_rounds_tell():
     """Timed aside it has nothing to catch up on; the fastest of them stands for it from then on."""
     costs, draft = known(), ("x", Effort(1, 2))

@@ -75,6 +75,7 @@ class Costs:
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
         self._recent[shape] = deque(maxlen=_PACING)
+        self._guessed.discard(shape)
         self._set(shape, seconds / self._pace)
 
     def keep(self) -> None:

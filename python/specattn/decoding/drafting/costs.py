@@ -61,7 +61,7 @@ class Costs:
         self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
         self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
         self._counts = Counter[tuple[str, Any]]()  # rounds of each
-        self._guessed = set[tuple[str, Any]]()  # of which what was guessed is a round
+        self._guessed = dict[tuple[str, Any], float]()  # of few rounds: what they take at most
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
@@ -75,7 +75,7 @@ class Costs:
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
         self._recent[shape] = deque(maxlen=_PACING)
-        self._guessed.discard(shape)
+        self._guessed.pop(shape, None)
         self._set(shape, seconds / self._pace)
 
     def keep(self) -> None:
@@ -101,34 +101,32 @@ class Costs:
         now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
         passes, known = self.table(PASS)[0], shape in self.seconds
         if not recent and not known and shape[0].startswith(PASS) and passes and not self.cold:
-            # Until three rounds tell, what was guessed is one of them: slow ones end nothing.
+            # Until there were three rounds no more than this counts: slow ones end nothing.
             guess = float(self.of_passes(shape[0], np.array(shape[1])))
-            recent.append((now, _DOUBT * guess / self._pace))
-            self._guessed.add(shape)
+            self._guessed[shape] = _DOUBT * guess / self._pace
+        if self._counts[shape] == _EARLY:
+            self._guessed.pop(shape, None)
         recent.append((now, seconds / self._pace))
-        if self._counts[shape] == _EARLY and shape in self._guessed:
-            recent.popleft()
-            self._guessed.remove(shape)
-        if len(recent) == _EARLY and shape not in self._guessed:  # one may have met cold caches
+        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
             recent.extend([(now, min(s for _, s in recent))] * _EARLY)
         times, paces = [s for _, s in recent], shape == (PASS, *passes[:1])
         is_full, units = len(times) == _PACING, min(times)
         if len(times) >= _RECENT:
             units = sorted(times)[3] if paces and is_full else median_low(times[-_RECENT:])
         if not (self.cold and self.seconds and not known and len(recent) < _EARLY):
-            moved, since = self._set(shape, units), recent[0][0]
+            moved = self._set(shape, min(units, self._guessed.get(shape, units)))
+            since = recent[0][0]
             if paces and moved != 1:
                 if since == 0 or self._counts[shape] > 2 * _PACING:
                     self._keep_pace(shape, moved, since)
-                else:  # its own first rounds say nothing of others but of what was guessed by them
+                else:  # its own first rounds say nothing of others but of guesses by them
                     self._guess_again(moved)
 
     def _guess_again(self, moved: float) -> None:
-        """Let guesses that count as rounds move with what they were guessed by."""
+        """Let guesses move with what they were made by."""
         for shape in self._guessed:
-            (at, guess), *rounds = self._recent[shape]
-            self._recent[shape][0] = at, guess * moved
-            self._set(shape, min([guess * moved, *(s for _, s in rounds)]))
+            self._guessed[shape] *= moved
+            self._set(shape, min(self._guessed[shape], *(s for _, s in self._recent[shape])))
 
     def _set(self, shape: tuple[str, Any], units: float) -> float:
         """Set what a shape takes; return how many times what it took before."""

@@ -222,7 +222,7 @@ class _AutoDrafter(Drafter):
                 draft = _mixed(draft, self.own, lookup)
         else:
             self.name, self.own = None, [True] * len(root)
-            # Of passes that rank no such size is captured.
+            # Of passes that rank no such size is captured; of others nothing may pay.
             if pacer.captures if prepares else choice.rows == 1:
                 lookup = None
             draft = self.suffix.nothing(root) if lookup is None else self.suffix.draft(root, lookup)

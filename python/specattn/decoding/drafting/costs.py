@@ -1,9 +1,9 @@
 """What rounds take, by rows of the whole batch, and drafts, by effort: what real ones took.
 
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
-that records or captures it does not count. The fastest of its first three rounds stands
-for it, of passes what was guessed if that was less until then, and later the middle of five, so
-that no outlier decides and three rounds tell it anew.
+that records or captures it does not count, nor does a first one that took far longer than was
+guessed. The fastest of its first three rounds stands for it, and later the middle of five, so that
+no outlier decides and three rounds tell it anew; and no pass takes longer than one of more rows.
 Machines slow down and texts grow for all shapes alike, and those that are rarely met would else
 be compared by times of another hour or text: so times are kept in units of a pace. Passes of the
 fewest rows, which are the most frequent, tell it, by the fourth fastest of nine, since what
@@ -40,7 +40,7 @@ PASS = "pass"
 _EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
 _PACING = 9  # rounds that tell the pace
 _NEWS = 1.05  # times that a figure moves by, or it stays
-_DOUBT = 1.3  # times what was guessed of a size stands for it in its first rounds, at most
+_DOUBT = 1.3  # times what was guessed of a pass that its first round may take
 _LEAST = 1e-9  # seconds
 _FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -61,7 +61,6 @@ class Costs:
         self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
         self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
         self._counts = Counter[tuple[str, Any]]()  # rounds of each
-        self._guessed = dict[tuple[str, Any], float]()  # of few rounds: what they take at most
         self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
@@ -75,7 +74,6 @@ class Costs:
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
         self._recent[shape] = deque(maxlen=_PACING)
-        self._guessed.pop(shape, None)
         self._set(shape, seconds / self._pace)
 
     def keep(self) -> None:
@@ -87,8 +85,10 @@ class Costs:
 
     def plain(self, requests: int) -> float:
         """Return the seconds of a round that drafts nothing."""
-        known = self.seconds.get((PASS, requests))
-        return float(self.of_passes(PASS, np.array(requests))) if known is None else known
+        sizes, seconds = self.table(PASS)
+        if requests in sizes:
+            return seconds[sizes.index(requests)]
+        return float(self.of_passes(PASS, np.array(requests)))
 
     def is_steady(self, requests: int) -> bool:
         """Whether rounds that draft nothing were met often enough."""
@@ -100,12 +100,6 @@ class Costs:
         self._counts[shape] += 1
         now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
         passes, known = self.table(PASS)[0], shape in self.seconds
-        if not recent and not known and shape[0].startswith(PASS) and passes and not self.cold:
-            # Until there were three rounds no more than this counts: slow ones end nothing.
-            guess = float(self.of_passes(shape[0], np.array(shape[1])))
-            self._guessed[shape] = _DOUBT * guess / self._pace
-        if self._counts[shape] == _EARLY:
-            self._guessed.pop(shape, None)
         recent.append((now, seconds / self._pace))
         if len(recent) == _EARLY:  # the first may have compiled or met cold caches
             recent.extend([(now, min(s for _, s in recent))] * _EARLY)
@@ -113,20 +107,23 @@ class Costs:
         is_full, units = len(times) == _PACING, min(times)
         if len(times) >= _RECENT:
             units = sorted(times)[3] if paces and is_full else median_low(times[-_RECENT:])
-        if not (self.cold and self.seconds and not known and len(recent) < _EARLY):
-            moved = self._set(shape, min(units, self._guessed.get(shape, units)))
-            since = recent[0][0]
-            if paces and moved != 1:
-                if since == 0 or self._counts[shape] > 2 * _PACING:
-                    self._keep_pace(shape, moved, since)
-                else:  # its own first rounds say nothing of others but of guesses by them
-                    self._guess_again(moved)
+        if not known and self._awaits(shape, seconds, len(recent)):
+            return
+        moved, since = self._set(shape, units), recent[0][0]
+        # Its own first rounds say nothing of others.
+        if paces and moved != 1 and (since == 0 or self._counts[shape] > 2 * _PACING):
+            self._keep_pace(shape, moved, since)
 
-    def _guess_again(self, moved: float) -> None:
-        """Let guesses move with what they were made by."""
-        for shape in self._guessed:
-            self._guessed[shape] *= moved
-            self._set(shape, min(self._guessed[shape], *(s for _, s in self._recent[shape])))
+    def _awaits(self, shape: tuple[str, Any], seconds: float, rounds: int) -> bool:
+        """Whether first rounds of a shape, the last of so many seconds, say nothing by themselves.
+
+        A slow one of a pass, for it would not be met again; where all may be slow, two.
+        """
+        if self.cold or rounds > 1:
+            return self.cold and bool(self.seconds) and rounds < _EARLY
+        kind, size = shape
+        guess = self.of_passes(kind, np.array(size)) if kind.startswith(PASS) else math.inf
+        return seconds > _DOUBT * float(guess)
 
     def _set(self, shape: tuple[str, Any], units: float) -> float:
         """Set what a shape takes; return how many times what it took before."""

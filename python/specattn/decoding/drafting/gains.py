@@ -30,6 +30,20 @@ NONE = Effort(0, 0)
 """Nothing is drafted."""
 
 
+class Choice(NamedTuple):
+    """Who drafts (None: what was looked up, or nobody), how much, and what is expected of it.
+
+    `tokens` of each request in the mean, in `seconds`; `alone` of one that it drafts for.
+    """
+
+    name: str | None
+    effort: Effort
+    rows: int
+    tokens: float
+    seconds: float
+    alone: float = 0.0
+
+
 def chains(most: int) -> list[Effort]:
     """Return the efforts of chains: few lengths, of which `most` is the longest."""
     return [Effort(1, size - 1) for size in sizes_up_to(most + 1) if size > 1]

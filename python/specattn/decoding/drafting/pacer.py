@@ -17,14 +17,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from specattn.decoding.drafting.calibrating import calibrate, captured_sizes
 from specattn.decoding.drafting.costs import PASS, Costs, Ledger, alike, file_of
-from specattn.decoding.drafting.gains import NONE, Effort, Lookups, sizes_up_to
+from specattn.decoding.drafting.gains import NONE, Choice, Effort, Lookups, sizes_up_to
 from specattn.decoding.engine.contract import DraftContext, Verified
 from specattn.decoding.model.model import Model
 from specattn.decoding.passes.attention import NO_CAPTURE
@@ -33,32 +33,18 @@ if TYPE_CHECKING:
     from specattn.decoding.drafting.pace import Share
 
 ASKING = 0.015
-"""Share of the time for lookups that find nothing of use."""
+"""Share of the time for lookups that find nothing of use, and for comparing in vain."""
 AGAIN = 0.005
 """Share of the time for drafts that seem to lose."""
 
 _UNTIMED, _GROWS = 17, 4.0  # on a CPU: rows chosen at first, and times the most rows so far
 _CPU_ROW, _GPU_ROW = 0.1, 0.01  # what another row takes, of one, before several were met
-_HOLDS, _LOOKS = 0.06, 4  # most seconds that no drafter is taken to pay; rounds between looks
+_RESTS, _LOOKS = 16, 4  # most rounds in a row that ask for nothing; rounds between trials
 _SETTLED = 32  # rounds for which what new shapes take is shared among as many tokens
 _CAPTURE = 0.6  # seconds, of a CUDA graph on an H100, before one was captured; it ran from 0.15
 _TRIES, _DOUBT = 3, 4.0  # rounds that tell what a draft takes; such tries for one that pays
 _AT_ONCE = 4.0  # tokens that one lookup counts as, at most, in what lookups are trusted
 _EXPECTED = 128  # tokens that a run goes on for at least, as far as its limit allows
-
-
-class Choice(NamedTuple):
-    """Who drafts (None: what was looked up, or nobody), how much, and what is expected of it.
-
-    `tokens` of each request in the mean, in `seconds`; `alone` of one that it drafts for.
-    """
-
-    name: str | None
-    effort: Effort
-    rows: int
-    tokens: float
-    seconds: float
-    alone: float = 0.0
 
 
 class Pacer:
@@ -77,11 +63,15 @@ class Pacer:
         self.a_row = _GPU_ROW if self.captures else _CPU_ROW
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
         self.lookups = Lookups(at_once=_AT_ONCE)
-        self.saves: float | None = None  # seconds, by a lookup of late
+        # Seconds that a lookup saved of late, None before one was timed; of one, and of all that
+        # a round asks in vain.
+        self.saves: float | None = None if most_looked_up > 1 else 0.0
+        self._looking = self._asking = 0.0
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
-        self._asked, self._idle, self._turn, self._looked = 0.0, 0, 0, 0
-        self._drafted = self._until = self.ledger.elapsed  # when a round did last; may next
-        self._took = dict[str, float]()  # parts of a lookup, in seconds
+        self._asked, self._idle, self._turn = 0.0, 0, 0
+        self._vain = 0  # rounds without a draft, of late
+        self.resting, self._rest = False, 0  # whether this round does, and how many are to come
+        self._prepared: Any = None  # the moment when the round began
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
         self._first = dict[str | None, tuple[Any, Any]]()  # passes that are recorded, by share
         self._place: tuple[int, int] | None = None
@@ -200,21 +190,30 @@ class Pacer:
     def asks(self) -> bool:
         """Whether to look up: that saves more than it takes, or was not done for long."""
         waited = ASKING * (self.ledger.elapsed - self._asked)
-        return self.saves is None or sum(self._took.values()) < max(self.saves, waited)
+        return not self.resting and (self._lookups_pay() or self._looking < waited)
 
-    def took(self, part: str, begun: Any) -> None:
-        """Note that a part of a lookup that began at a moment has ended."""
+    def _lookups_pay(self) -> bool:
+        return self.saves is None or self._looking < self.saves
+
+    def looked_up(self, begun: Any) -> None:
+        """Note that a lookup that began at a moment has ended."""
         now = self.clock.now()
 
         def read() -> None:
-            seconds = self.clock.seconds(begun, now)
-            known = self._took.get(part, seconds)
-            self._took[part] = min(seconds, known + (seconds - known) / 8)
+            self._looking = _follow(self._looking, self.clock.seconds(begun, now))
 
         self._unread.append((now, read))
 
     def prepare(self, root: torch.Tensor) -> None:
-        """Read what has ended, and time everything if that is due; a round begins behind `root`."""
+        """Read what has ended, and time everything if that is due; a round begins behind `root`.
+
+        Or rest: where nothing paid of late a round drafts nothing unasked, for that takes time too.
+        """
+        self.resting = self._rest > 0
+        if self.resting:
+            self._rest -= 1
+            return
+        self._prepared = self.clock.now()
         while self._unread and self.clock.passed(self._unread[0][0]):
             self._unread.popleft()[1]()
         self._turn_to(self.sequences.active_lengths)
@@ -240,44 +239,36 @@ class Pacer:
         `promised`, if something was looked up, are the tokens that each request is expected to get
         by it, in a pass of `rows` rows.
         """
-        plain, of_use = self.costs.plain(self.requests), bool(promised) and rows > 1
+        plain, saved = self.costs.plain(self.requests), 0.0
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
-        if promised and not of_use:
-            self._saved(0.0)
-        shares = () if (held := self.ledger.elapsed < self._until) else self.shares
-        if plain == np.inf or self.calibrates or (held and not of_use):
+        if self.resting or self.calibrates or plain == np.inf:
             return nothing
-        for share in shares:
+        for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
-        if of_use:
+        if promised and rows > 1:
             own = self.of_lookups()[rows]
             without, found = best, Choice(None, NONE, rows, fmean(promised), own)
             best = max(best, found, key=self._rate)
-            self._saved(best.seconds * (self._rate(best) / self._rate(without) - 1))
+            saved = best.seconds * (self._rate(best) / self._rate(without) - 1)
+        if promised:
+            self._asked = self.ledger.elapsed  # some lookups may be in vain at first
+            known = 2 * self._looking if self.saves is None else self.saves
+            self.saves = known + (saved - known) / 8 if known else None
         rate = self._rate(best)
         if depth > 0:
             self.compared = best, nothing
-        looks = self._turn - self._looked >= _LOOKS
-        self._looked = self._turn if looks else self._looked
-        for share in shares if looks else ():
+        for share in () if self._turn % _LOOKS else self.shares:
             if other := self._due(share, depth, best, rate):
                 return other
         loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get(("", NONE), 0.0)
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
-        if best.name is None and not held:  # half as long as that was so: to compare takes time
-            now = self.ledger.elapsed
-            self._until = now + min((now - self._drafted) / 2, _HOLDS)
+        if best.rows == 1 and not self._lookups_pay():
+            # At most half as long as that was so.
+            self._rest = min(_RESTS, self._vain // 2, int(self._asking / (ASKING * plain)))
+            self.ledger.elapsed += self._rest * plain
         return best
-
-    def _saved(self, seconds: float) -> None:
-        """Note what a lookup saves."""
-        self._asked = self.ledger.elapsed
-        if self.saves is None and self._took:  # some lookups may be in vain at first
-            self.saves = 2 * sum(self._took.values())
-        if self.saves is not None:
-            self.saves += (seconds - self.saves) / 8
 
     def _best(self, share: Share, depth: int, promised: Sequence[float] = ()) -> Choice:
         """Return the best that a drafter offers."""
@@ -330,21 +321,23 @@ class Pacer:
 
     def begin(self, rows: int, share: Share | None = None, effort: Effort = NONE) -> None:
         """Note that a pass of `rows` rows of each request begins, behind drafting an effort."""
+        self._idle += rows == 1
+        self._vain = self._vain + 1 if rows == 1 else 0
+        if self.resting:
+            return
         share = None if effort == NONE else share
         ends = {row: self.sequences.ends[row] for row in self.sequences.active}
         shape = PASS if share is None else share.kind, rows * len(ends)
         fresh = self._records(rows, share)
-        self._begun = share, effort, shape, fresh, self.clock.now(), ends
-        self._idle += rows == 1
-        if share is not None:
-            self._drafted = self.ledger.elapsed
+        asked = self._prepared if rows == 1 and share is None else None
+        self._begun = share, effort, shape, fresh, asked, self.clock.now(), ends
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
         """Note that it has ended; its drafter learns of the requests that are its `own`."""
         if self._begun is None:
             self.last_ended = None
             return
-        (share, effort, shape, fresh, begun, ends), self._begun = self._begun, None
+        (share, effort, shape, fresh, asked, begun, ends), self._begun = self._begun, None
         now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
         draft, new = None, False
         met.add(shape)
@@ -360,6 +353,8 @@ class Pacer:
         def read() -> None:
             seconds = self.clock.seconds(begun, now)
             drafting = 0.0 if before is None else self.clock.seconds(before, begun)
+            if asked is not None:
+                self._asking = _follow(self._asking, self.clock.seconds(asked, begun))
             if not fresh:
                 costs.follow(shape, seconds)
             elif (known := float(costs.of_passes(shape[0], np.array(shape[1])))) < np.inf:
@@ -398,3 +393,8 @@ class Pacer:
     def _rate(self, choice: Choice) -> float:
         """Return tokens per second, of each request in the mean."""
         return float(self.together(choice.tokens)) / choice.seconds
+
+
+def _follow(known: float, seconds: float) -> float:
+    """Return what something takes by one more time: what disturbs it makes it slower."""
+    return min(seconds, known + (seconds - known) / 8) if known else seconds

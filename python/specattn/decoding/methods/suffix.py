@@ -169,7 +169,7 @@ class SuffixDrafter(Drafter):
             self.catch_up()
         lookup = self.find()
         self.looked_up = lookup, [self.sequences.ends[row] for row in self.sequences.active]
-        self.pacer.took("found", begin)
+        self.pacer.looked_up(begin)
         return lookup
 
     def promised_by(self, lookup: Lookup | None) -> list[float]:
@@ -244,15 +244,12 @@ class SuffixDrafter(Drafter):
             self.pacer.end(verified)
 
     def _learn(self, verified: Verified) -> None:
-        begin = None if self.pacer is None else self.pacer.clock.now()
         if verified.own and verified.draft.tree.size > 1:
             self.promised += self.expected
             self.accepted += sum(verified.counts)
         if self.pacer is not None:
             self._judge(self.pacer.lookups)
         self._read(verified)
-        if self.pacer is not None:
-            self.pacer.took("learned", begin)
 
     def _judge(self, lookups: Lookups) -> None:
         """Learn how true the lookup was by what requests went on with, whoever drafted it."""

@@ -122,7 +122,7 @@ def test_products_take_as_long_as_there_are(path, dtype):
             times.append(time.process_time() - start)
         return operations, min(times)
 
-    (few, short), (many, long) = least(1 << 13), least(1 << 16)
+    (few, short), (many, long) = least(1 << 16), least(1 << 19)  # calls take up to 50 us besides
     assert many == 8 * few > 0
     assert 4 < long / short < 16
     vectors = {"generic": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}

@@ -190,10 +190,8 @@ class Pacer:
     def asks(self) -> bool:
         """Whether to look up: that saves more than it takes, or was not done for long."""
         waited = ASKING * (self.ledger.elapsed - self._asked)
-        return not self.resting and (self._lookups_pay() or self._looking < waited)
-
-    def _lookups_pay(self) -> bool:
-        return self.saves is None or self._looking < self.saves
+        pays = self.saves is None or self._looking < max(self.saves, waited)
+        return pays and not self.resting
 
     def looked_up(self, begun: Any) -> None:
         """Note that a lookup that began at a moment has ended."""
@@ -264,7 +262,7 @@ class Pacer:
         if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
-        if best.rows == 1 and not self._lookups_pay():
+        if best.rows == 1 and self.saves is not None and self.saves < self._asking:
             # At most half as long as that was so.
             self._rest = min(_RESTS, self._vain // 2, int(self._asking / (ASKING * plain)))
             self.ledger.elapsed += self._rest * plain

@@ -187,19 +187,24 @@ def test_what_is_looked_up_grows_with_what_rounds_have_shown(monkeypatch):
     assert max(rows) > 17
 
 
-def test_what_seems_to_lose_is_drafted_again_now_and_then(snapshots):
-    """When that costs a small share of the time since."""
+@pytest.mark.parametrize("turn", range(4))
+def test_what_seems_to_lose_is_drafted_again_now_and_then(snapshots, turn):
+    """When that costs a small share of the time since, whatever turn comes first."""
     snapshot, machine = snapshots("code"), Machine("toy")
     machines.forget(snapshot)
     with machine.at_work():
         machines.warm(snapshot, METHODS["poss"](), 0)
-        real = Pacer._offers
+        real, begin = Pacer._offers, Pacer.__init__
+
+        def later(self, *args, **options):
+            begin(self, *args, **options)
+            self._turn = turn
 
         def worthless(self, share, depth):
             offers = real(self, share, depth)
             return [one._replace(tokens=0.7 * one.seconds / 1.55e-3) for one in offers]
 
-        with patch.object(Pacer, "_offers", worthless):
+        with patch.object(Pacer, "_offers", worthless), patch.object(Pacer, "__init__", later):
             found = machines.speed(snapshot, machine, METHODS["poss"](), 150, 0)
     drafted = [round.drafted > 0 for round in found.requests[0].history]
     assert 0 < sum(drafted) < 0.2 * len(drafted)

@@ -141,8 +141,7 @@ class Machine:
             return self.captured_rows(rows * len(target.cache.seqlens), capture)
 
         def levels(block, root, widths, draw=None):
-            if widths:
-                self.run_draft("longspec", max(widths), len(widths))
+            self.run_draft("longspec", max(widths), len(widths))
 
         def chain(sparse, root, selectors):
             for _ in selectors:

@@ -159,7 +159,7 @@ class LongSpec(Trained[LongSpecDrafter], name="longspec"):
 class _BlockDrafter(PacedDrafter):
     """What trees and chains share: the block follows the accepted path.
 
-    Without an effort `draft` lets the block store the root alone.
+    Of rounds without a draft it reads the text before the next one that has one.
     """
 
     def __init__(self, block: DraftBlock, arm: FixedSize, most_rows: int):
@@ -169,7 +169,7 @@ class _BlockDrafter(PacedDrafter):
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)
-        if verified.own:
+        if verified.own and verified.draft.tree.size > 1:
             self.block.accept(verified.prefix, verified.accepted.nodes, self.kept)
         else:
             self.block.follow(max(verified.counts))
@@ -194,14 +194,14 @@ class _TreeDrafter(_BlockDrafter):
         return tuple(min(width, effort.width) for width in self.widths[: effort.depth])
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
-        (grown, scores), widths = self.attempt(root, effort), self._widths(effort)
         self.kept = None
-        count = grown.tree.size - 1
-        if widths:
-            drafted = grown.tokens[:, 1:], scores[:, 1:], grown.tree.parents[:, 1:] - 1
-            nodes = lambda: Nodes(*drafted, *_places(widths))  # noqa: E731
-            count = self.arm.rows(effort, grown.tree.size, nodes) - 1
-        if max(widths, default=1) == 1:  # the most probable nodes of a path are its first
+        if not effort.depth:
+            return Draft(self.chains[0], root[:, None])
+        (grown, scores), widths = self.attempt(root, effort), self._widths(effort)
+        drafted = grown.tokens[:, 1:], scores[:, 1:], grown.tree.parents[:, 1:] - 1
+        nodes = lambda: Nodes(*drafted, *_places(widths))  # noqa: E731
+        count = self.arm.rows(effort, grown.tree.size, nodes) - 1
+        if max(widths) == 1:  # the most probable nodes of a path are its first
             return Draft(self.chains[count], grown.tokens[:, : count + 1])
         if count == grown.tree.size - 1:
             return grown
@@ -220,6 +220,8 @@ class _ChainDrafter(_BlockDrafter):
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
         self.probs = []
+        if not effort.depth:
+            return self.chain.draft(root[:, None], self.probs)
         widths, sampler = (1,) * effort.depth, self.chain.sampler
         draw, drawing = None if sampler.takes_largest else self._draw, None
         if draw is not None and not (self.chain.rejection or self.block.programs.in_python):

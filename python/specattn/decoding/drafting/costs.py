@@ -3,11 +3,12 @@
 A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
 that records or captures it does not count, nor does a first one that took far longer than was
 guessed. The fastest of its first three rounds stands for it, and later the middle of five, so that
-no outlier decides and three rounds tell it anew; and no pass takes longer than one of more rows.
-Machines slow down and texts grow for all shapes alike, and those that are rarely met would else
-be compared by times of another hour or text: so times are kept in units of a pace. Passes of the
-fewest rows, which are the most frequent, tell it, by the fourth fastest of nine, since what
-disturbs a round makes it slower.
+no outlier decides and three rounds tell it anew. No pass takes longer than one of more rows that
+was met as often; and what one or two disturbed rounds say of a size, or of a draft, has a limit, or
+it would not be met again. Machines slow down and texts grow for all shapes alike, and those that
+are rarely met would else be compared by times of another hour or text: so times are kept in units
+of a pace. Passes of the fewest rows, which are the most frequent, tell it, by the fourth fastest of
+nine, since what disturbs a round makes it slower.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import platform
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -41,6 +41,7 @@ _EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middl
 _PACING = 9  # rounds that tell the pace
 _NEWS = 1.05  # times that a figure moves by, or it stays
 _DOUBT = 1.3  # times what was guessed of a pass that its first round may take
+_MOST = 8.0  # times what was guessed that a draft may take by a few rounds
 _LEAST = 1e-9  # seconds
 _FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -147,12 +148,21 @@ class Costs:
             times = [(n, s / moved if n > since else s) for n, s in recent]
             self._recent[other] = deque(times, _PACING)
 
+    def _few(self, kind: str, size: Any) -> bool:
+        """Whether one or two rounds say what a shape takes, which all may have been disturbed."""
+        return 0 < len(self._recent[kind, size]) < _RECENT
+
     def table(self, kind: str) -> tuple[list[int], list[float]]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
         if kind not in self._tables or self._tables[kind][0] != self.changes:
             known = sorted((size, s) for (of, size), s in self.seconds.items() if of == kind)
-            # More rows take no less: what seems to was disturbed.
-            least = [*accumulate((s for _, s in reversed(known)), min)][::-1]
+            met = [(len(self._recent[kind, size]) or _PACING, seconds) for size, seconds in known]
+            # More rows take no less: what seems to was disturbed, if it was not met more often.
+            least = [min(s for n, s in met[at:] if n >= met[at][0]) for at in range(len(met))]
+            for at in range(1, len(met)):  # nor does a row take more, as few rounds may say
+                if self._few(kind, known[at][0]):
+                    most = least[at - 1] * known[at][0] / known[at - 1][0]
+                    least[at] = min(least[at], most)
             self._tables[kind] = self.changes, [size for size, _ in known], least
         return self._tables[kind][1:]
 
@@ -183,11 +193,14 @@ class Costs:
         Others are in proportion to what those took, or so much a level; another node of a level
         takes `a_row` of the first.
         """
-        known = {one: s for (of, one), s in self.seconds.items() if of == name}
 
         def weight(one: Effort) -> float:
             return one.depth * (1 + a_row * (one.width - 1))
 
+        def most(one: Effort) -> float:  # as few rounds may say
+            return _MOST * level * weight(one) if self._few(name, one) else math.inf
+
+        known = {one: min(s, most(one)) for (of, one), s in self.seconds.items() if of == name}
         least = min((s / weight(one) for one, s in known.items()), default=level)
         found = [known.get(one) or least * weight(one) for one in efforts]
         return np.array(found), not known.keys().isdisjoint(efforts)

@@ -1,5 +1,6 @@
 """LongSpec: what its drafter computes while decoding, what it remembers, and what comes out."""
 
+from itertools import count
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,8 @@ from specattn.blocks.programs import Direct, Replayed
 from specattn.blocks.recorder import Memory
 from specattn.blocks.recorder import Recorder as Recording
 from specattn.decoding import DraftContext, LongSpec, Sampler, Target, generate
+from specattn.decoding.drafting.gains import NONE
+from specattn.decoding.drafting.pace import FixedSize
 from specattn.decoding.methods import longspec
 from specattn.decoding.methods.longspec_block import DraftBlock
 from specattn.decoding.text.sequences import Sequences
@@ -178,6 +181,25 @@ def test_decoding_mode_is_the_statement(witness, family, options):
     assert witness.levels == 3 * output.statistics.passes
     assert witness.deepest > 3 * (5 + 3)
     assert 5 < output.statistics.total.accepted < output.statistics.total.drafted
+
+
+@pytest.mark.parametrize("options", [{"widths": (3, 5, 4)}, {"gamma": 3}], ids=["tree", "chain"])
+def test_what_rounds_without_a_draft_wrote_is_read_before_the_next(witness, monkeypatch, options):
+    """Such rounds run nothing: one to five in a row, as many as the window is long."""
+    real, rounds = FixedSize.choose, count()
+    drafts = {0, 2, 5, 9, 14, 20}  # and all behind these
+
+    def choose(arm, root, depth):
+        at = next(rounds)
+        return real(arm, root, depth) if at in drafts or at > max(drafts) else NONE
+
+    monkeypatch.setattr(FixedSize, "choose", choose)
+    model = tiny_model("qwen3", vocab_size=SMALL_VOCABULARY, peak=0.7).double()
+    method = LongSpec(random_drafter(model, window=5), **options)
+    output = generate(model, prompts([1, 9, 17], vocabulary=6), method, max_new_tokens=40, seed=0)
+    empty = max(drafts) + 1 - len(drafts)
+    assert witness.levels <= 3 * (output.statistics.passes - empty)
+    assert witness.levels > 3 * len(drafts)
 
 
 class Recorder(Heard):

@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gc
+import logging
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
@@ -21,6 +22,13 @@ from unittest import mock
 import hypothesis
 import pytest
 from tools.ptx import executed
+
+gc.disable()  # until tests are collected: what is imported meanwhile stays
+
+# For devices that are not there torch keeps every seed, and the stack that asked for it.
+if not torch.cuda.is_available():
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.manual_seed_all = lambda seed: None
 
 hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=25, derandomize=True, print_blob=True
@@ -47,6 +55,11 @@ def pytest_collection_finish():
     """Leave modules and collected tests out of garbage collections: tests ask for dozens."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    # To loggers that do not propagate pytest adds its handlers one by one, six times a test.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_sessionfinish():

@@ -33,11 +33,13 @@ def add_gumbel_noise(logits, seed, requests, positions):
     """
     vocabulary = logits.shape[-1]
     groups = -(-vocabulary // GROUP)
-    blocks = torch.arange(groups * GROUP // 4, device=logits.device)
+    used = min(vocabulary, GROUP // 4)  # of a group's counters
+    blocks = torch.arange(groups, device=logits.device)[:, None] * (GROUP // 4)
+    blocks = (blocks + torch.arange(used, device=logits.device)).flatten()
     rows = [(x & _WORD)[:, None] for x in (positions, requests)]
     words = philox((blocks, *rows, torch.zeros_like(blocks)), (seed & _WORD, seed >> 32 & _WORD))
     words = torch.stack([word.expand(len(logits), -1) for word in words], 1)  # [n, 4, blocks]
-    words = words.unflatten(2, (groups, GROUP // 4)).transpose(1, 2).flatten(1)[:, :vocabulary]
+    words = words.unflatten(2, (groups, used)).transpose(1, 2).flatten(1)[:, :vocabulary]
     # 1 - u is as exact as u: where it is small, so is the noise's own -ln(u).
     rest = ((_WORD - words >> 1).double() + 0.5) / 2**31
     noise = -(-torch.log1p(-rest)).log()

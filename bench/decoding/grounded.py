@@ -92,11 +92,16 @@ class Grounded:
         return tokens[: context - len(asked)] + asked, self._tokens(edited)
 
     def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*_encoded(self.tokenizer, text)]
 
     @cached_property
     def _topics(self) -> dict[str, list[int]]:
         return {name: self._tokens(text + "\n\n") for name, text in _topics().items()}
+
+
+@lru_cache(maxsize=1024)
+def _encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def rename(passage: str) -> tuple[str, str]:

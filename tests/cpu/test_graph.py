@@ -10,6 +10,7 @@ import torch
 from specattn import _cpu
 from tests import HANGS
 from tests.cpu import calls
+from tests.cpu.conftest import at_once, each
 from tests.cpu.tensors import normal
 
 BATCH, ROWS, HIDDEN, VOCABULARY, CAPACITY = 2, 8, 256, 50, 600
@@ -232,19 +233,28 @@ def test_threads_record_apart(isa):
         assert same_bits(layers[i].results(), expected(2, made=i))
 
 
+@at_once
 def test_a_graph_keeps_its_tensors(isa):
-    layer = Layer()
-    graph = record(layer)
-    layer.change(1)
-    results = layer.results()
-    weights = [weakref.ref(weight) for weight in layer.weights]
-    gone = [weakref.ref(t) for t in (layer.table, layer.norm, layer.cos, layer.tokens)] + weights
-    layer.weights.clear()  # the list that the call was given
-    del layer
+    """On every code path; collecting garbage takes longest."""
+    made = []
+    for one in each(isa):
+        layer = Layer()
+        graph = record(layer)
+        layer.change(1)
+        kept = (*layer.weights, layer.table, layer.norm, layer.cos, layer.tokens)
+        made.append((one, graph, layer.results(), [weakref.ref(tensor) for tensor in kept]))
+        layer.weights.clear()  # the list that the call was given
+        del kept
+    del layer, graph
     gc.collect()
-    assert all(ref() is not None for ref in gone)
-    graph.replay(1)
-    assert same_bits(results, expected(1))
+    gone = []
+    while made:
+        one, graph, results, refs = made.pop()
+        _cpu.use_isa(one)
+        assert all(ref() is not None for ref in refs)
+        graph.replay(1)
+        assert same_bits(results, expected(1))
+        gone += refs
     del graph
     gc.collect()
     assert all(ref() is None for ref in gone)

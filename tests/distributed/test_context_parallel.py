@@ -44,8 +44,15 @@ def test_sampled_texts_of_two_ranks_are_those_of_one(two_ranks):
     assert two_ranks(texts, ["qwen3"], SOME, BLOCK, options) == [one, one]
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("qwen3", "fp8"),
+        ("gpt_oss", "int8"),
+        pytest.param("qwen3", "int8", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", "fp8", marks=pytest.mark.slow),
+    ],
+)
 def test_over_caches_of_8_bits_texts_of_two_ranks_are_those_of_one(
     two_ranks, rounding_ties, family, kv_dtype
 ):

@@ -13,7 +13,7 @@ SETTINGS = {
     "medusa": {"widths": (3, 2)},
     "tokenswift": {"widths": (1, 2, 2)},
 }
-COPIES, NEW_TOKENS, CELLS = 128, 8, 20
+PROMPT, COPIES, NEW_TOKENS, CELLS = 32, 128, 8, 20
 
 
 def methods(quick=("dflash", "jetflow")):
@@ -53,7 +53,7 @@ def test_the_text_is_that_of_plain_decoding(model, texts, name):
 @pytest.mark.parametrize("name", list(methods(quick=("dflash",))))
 def test_sampled_text_has_the_targets_distribution(model, texts, name):
     """Where a token falls among the target's, the likelier ones first, is uniform."""
-    prompt = texts[1][:64]
+    prompt = texts[1][64 - PROMPT : 64]
     sampling = {"temperature": 1.0, "top_k": 0, "seed": 1}
     output = generate(
         model, prompt.expand(COPIES, -1), method_of(name), max_new_tokens=NEW_TOKENS, **sampling
@@ -63,7 +63,7 @@ def test_sampled_text_has_the_targets_distribution(model, texts, name):
 
 
 def test_the_test_would_notice_another_temperature(model, texts):
-    prompt = texts[1][:64]
+    prompt = texts[1][64 - PROMPT : 64]
     sampling = {"temperature": 0.8, "top_k": 0, "seed": 1}
     output = generate(
         model, prompt.expand(COPIES, -1), "plain", max_new_tokens=NEW_TOKENS, **sampling
@@ -76,7 +76,7 @@ def uniform(model, prompt, new_tokens):
     """Return the chi-square probability that tokens are the target's own, by transformers."""
     new = torch.tensor(new_tokens)
     rows = torch.cat([prompt.expand(len(new), -1), new], 1)
-    logits = model(rows[:, :-1]).logits[:, len(prompt) - 1 :]
+    logits = model(rows[:, :-1], logits_to_keep=NEW_TOKENS).logits
     chances, order = logits.double().softmax(-1).sort(dim=-1, descending=True)
     rank = (order == new[..., None]).long().argmax(-1, keepdim=True)
     own, upto = chances.gather(-1, rank), chances.cumsum(-1).gather(-1, rank)

@@ -49,8 +49,15 @@ def plain_loss(target, drafter, ids, labels):
     return total / whole
 
 
-@HEADS
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [
+        ("llama", False),
+        ("qwen3", True),
+        pytest.param("llama", True, marks=pytest.mark.slow),
+        pytest.param("qwen3", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_is_the_papers(family, causal):
     """With an anchor at every place; and its gradient reaches all weights."""
     target = tiny_model(family, vocab_size=V, peak=1.0).double()
@@ -117,8 +124,15 @@ def test_a_drafter_learns_and_more_is_accepted(causal):
     assert lengths[1] > lengths[0] + 0.2
 
 
-@HEADS
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [
+        ("qwen3", False),
+        ("qwen2", True),
+        pytest.param("qwen3", True, marks=pytest.mark.slow),
+        pytest.param("qwen2", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_new_drafter_is_layers_of_the_target(family, causal):
     """Which read blocks as they read texts; of these c gives keys and values like theirs."""
     target = tiny_model(family, vocab_size=V, peak=1.0)

@@ -68,7 +68,12 @@ class Kill(TrainerCallback):
 
 @pytest.mark.parametrize(
     "length",
-    [{"max_steps": STEPS}, {"num_train_epochs": 2}, {"max_steps": STEPS, "matrix_rate": 0.02}],
+    [
+        {"max_steps": STEPS},
+        {"num_train_epochs": 2, "matrix_rate": 0.02},
+        pytest.param({"num_train_epochs": 2}, marks=pytest.mark.slow),
+        pytest.param({"max_steps": STEPS, "matrix_rate": 0.02}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path, corpus, length):
     unbroken = trainer(tmp_path / "unbroken", corpus, **length)

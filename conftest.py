@@ -89,6 +89,14 @@ def poisoned_empty(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _kept():
+    """Leave out of collections, too, what a module's tests leave: training asks for one a step."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     """Give every test the same random numbers, whatever ran before it."""

@@ -120,19 +120,20 @@ def test_bent_logits_accept_as_the_profile_says(tree, sampled):
     # Siblings carry different tokens, here even all nodes do.
     tokens = torch.stack([torch.randperm(vocabulary)[: tree.size] for _ in range(batch)])
     deepest = tree.depths.expand(batch, -1).max(1).values
-    counts = torch.zeros(batch, tree.max_depth + 1)
-    for _ in range(rounds):
-        logits = torch.randn(batch, tree.size, vocabulary, generator=generator)
-        bend(logits, tree, tokens, profile, generator)
-        if sampled:
-            # A flat draft distribution: each child may be tried, whatever the target says of it.
-            flat = torch.full_like(logits, 1 / vocabulary)
-            accepted = accept(
-                tree, tokens, logits.softmax(-1), draft_probs=flat, generator=generator
-            )
-        else:
-            accepted = accept_samples(tree, tokens, logits.argmax(-1))
-        counts[torch.arange(batch), accepted.counts] += 1
+    # All rounds are a batch of their own, one request's behind the other's.
+    tokens = tokens.repeat_interleave(rounds, 0)
+    if tree.batch_size:
+        tree = Tree(tree.parents.repeat_interleave(rounds, 0))
+    logits = torch.randn(batch * rounds, tree.size, vocabulary, generator=generator)
+    bend(logits, tree, tokens, profile, generator)
+    if sampled:
+        # A flat draft distribution: each child may be tried, whatever the target says of it.
+        flat = torch.full_like(logits, 1 / vocabulary)
+        accepted = accept(tree, tokens, logits.softmax(-1), draft_probs=flat, generator=generator)
+    else:
+        accepted = accept_samples(tree, tokens, logits.argmax(-1))
+    levels = torch.arange(tree.max_depth + 1)
+    counts = (accepted.counts.view(batch, rounds, 1) == levels).sum(1).float()
     for request, depth in enumerate(deepest.tolist()):
         reached = [1.0]
         for level in range(1, depth + 1):

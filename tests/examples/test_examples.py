@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("engine", "engine_layouts", "custom_method", "hf_generate", "merge_with_flashinfer")
 RUN_EACH = """
 import os, runpy, sys
-import torch, transformers  # once for all: importing them takes longest
+import specattn.decoding  # once for all, with torch and transformers: that takes longest
 folder, *scripts = sys.argv[1:]
 for script in scripts:
     if os.fork() == 0:

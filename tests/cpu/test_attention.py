@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specattn import _cpu
+from tests import covering
 from tests.cases import MEDUSA_PARENTS, assert_accurate, expected, make_problem, problems
 from tests.cpu import calls
 from tests.cpu.conftest import at_once, each
@@ -44,6 +45,7 @@ def exact_size(x):
     return finite.abs().max().item() if finite.numel() else 1.0
 
 
+@at_once
 @per_isa
 @given(problem=problems(dtypes=DTYPES, head_dims=(8, 24, 64, 80, 96, 128)), data=st.data())
 def test_hybrid_on_random_problems(isa, problem, data):
@@ -51,12 +53,10 @@ def test_hybrid_on_random_problems(isa, problem, data):
     softcap = data.draw(st.sampled_from([0.0, 5.0]))
     sinks = data.draw(st.sampled_from([None, torch.linspace(-2, 2, problem.q.shape[2])]))
     paged = data.draw(st.booleans())
-    check_hybrid(problem, paged=paged, window=window, softcap=softcap, sinks=sinks)
+    check_hybrid(problem, paged=paged, window=window, softcap=softcap, sinks=sinks, isa=isa)
 
 
-@pytest.mark.parametrize("lengths", [(8,), (40,), (70,)])
-@pytest.mark.parametrize("rows", [1, 6, 30])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@covering.pairs("dtype, rows, lengths", DTYPES, [1, 6, 30], [(8,), (40,), (70,)])
 def test_what_another_call_left_does_not_matter(isa, dtype, rows, lengths):
     """Memory is kept between calls; here one whose values are all NaN has filled it."""
     for before in DTYPES:

@@ -44,6 +44,7 @@ def check(p, form, *, paged=False, in_cache=False, seed=0, isa=None, **options):
         assert_accurate(lse, exact[1], rough[1], atol=5e-7 * max(1.0, exact_size(exact[1])))
 
 
+@at_once
 @per_isa
 @given(
     p=problems(dtypes=DTYPES, head_dims=(8, 24, 64, 80, 128), tree_in_cache=True),
@@ -55,7 +56,7 @@ def test_hybrid_on_random_problems(isa, p, form, data):
     window = data.draw(st.sampled_from([None, 3, 20]))
     softcap = data.draw(st.sampled_from([0.0, 5.0]))
     options = {"window": window, "softcap": softcap, "paged": paged, "in_cache": in_cache}
-    check(p, form[:2], seed=form[2], **options)
+    check(p, form[:2], seed=form[2], isa=isa, **options)
 
 
 @at_once

@@ -8,6 +8,7 @@ from specattn.reference._codes import packed_bytes
 
 from specattn import _cpu, reference
 from specattn.quantised import pack_nibbles
+from tests import covering
 from tests.codes import weights
 from tests.cpu import calls
 from tests.cpu.tensors import apart, normal
@@ -80,10 +81,9 @@ def test_every_code_and_zero_point(isa, bits, zeros):
             assert torch.equal(out[0], exact.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("depth", "groups"), [(96, 3), (1024, 16), (4608, 1)])
-@pytest.mark.parametrize("bits", [8, 4])
-def test_bits_of_a_row_do_not_depend_on_the_others(isa, threads, dtype, depth, groups, bits):  # noqa: F811
+@covering.pairs("dtype, form, bits", DTYPES, [(96, 3), (1024, 16), (4608, 1)], [8, 4])
+def test_bits_of_a_row_do_not_depend_on_the_others(isa, threads, dtype, form, bits):  # noqa: F811
+    depth, groups = form
     x, bias, residual = normal(3, (64, depth), (75,), (64, 75), dtype=dtype)
     weight, *rest = weights(75, depth, groups, bits, True, torch.bfloat16, 0)
     up, *up_rest = weights(75, depth, groups, bits, True, torch.bfloat16, 1)

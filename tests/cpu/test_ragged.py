@@ -6,8 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specattn import _cpu, reference
+from tests import covering
 from tests.cases import assert_accurate, expected
 from tests.cpu import calls
+from tests.cpu.conftest import at_once, each
 from tests.cpu.test_gather import eager
 from tests.ragged import make_ragged, ragged_batches
 
@@ -39,16 +41,19 @@ def by_oracle(r, **options):
     return tuple(torch.cat(part, 1)[0] for part in zip(*parts, strict=True))
 
 
-def check_hybrid(r, *, form=None, **options):
+def check_hybrid(r, *, form=None, isa=None, **options):
     form = form or {}
-    found = calls.hybrid_tree_attention(**r.arguments(**form), **options)
     wide = {**options}
     if options.get("sinks") is not None:
         wide["sinks"] = options["sinks"].double()
     exact = reference.hybrid_tree_attention(**r.to(torch.float64).arguments(**form), **wide)
-    check_state(found, exact, by_oracle(r, **options))
+    rough = by_oracle(r, **options)
+    for _ in each(isa or _cpu.isa()):
+        found = calls.hybrid_tree_attention(**r.arguments(**form), **options)
+        check_state(found, exact, rough)
 
 
+@at_once
 @per_isa
 @given(r=batches, data=st.data())
 def test_hybrid_on_random_batches(isa, r, data):
@@ -61,9 +66,10 @@ def test_hybrid_on_random_batches(isa, r, data):
         "softcap": data.draw(st.sampled_from([0.0, 5.0])),
         "sinks": data.draw(st.sampled_from([None, torch.linspace(-2, 2, r.q.shape[1])])),
     }
-    check_hybrid(r, form=form, **options)
+    check_hybrid(r, form=form, isa=isa, **options)
 
 
+@at_once
 @per_isa
 @given(
     r=ragged_batches(dtypes=DTYPES, tree_in_cache=True),
@@ -71,9 +77,10 @@ def test_hybrid_on_random_batches(isa, r, data):
     window=st.sampled_from([None, 2]),
 )
 def test_trees_that_lie_in_the_cache(isa, r, paged, window):
-    check_hybrid(r, form={"paged": paged, "in_cache": True}, window=window)
+    check_hybrid(r, form={"paged": paged, "in_cache": True}, isa=isa, window=window)
 
 
+@at_once
 @per_isa
 @given(
     r=ragged_batches(dtypes=DTYPES, parents="chain", max_rows=90),
@@ -81,7 +88,7 @@ def test_trees_that_lie_in_the_cache(isa, r, paged, window):
     form=st.sampled_from([{"mask": None}, {"mask": None, "paged": True}]),
 )
 def test_causal_chains(isa, r, window, form):
-    check_hybrid(r, form=form, window=window)
+    check_hybrid(r, form=form, isa=isa, window=window)
 
 
 @per_isa
@@ -181,9 +188,9 @@ def alone(p, function, paged, **options):
 MIXED = {"rows": (1, 300, 0, 5, 64, 1), "lengths": (2500, 130, 9, 1700, 40, 3)}
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@covering.pairs(
+    "dtype, paged, count", [torch.float32, torch.bfloat16], [False, True], [1, 2, 5], ids=str
+)
 def test_a_request_has_the_bits_that_it_has_alone(isa, threads, dtype, paged, count):
     threads(count)
     r = make_ragged(**MIXED, dtype=dtype, q_heads=8, page_size=16)

@@ -5,6 +5,7 @@ import torch
 from specattn.reference import _codes
 
 from specattn import _cpu
+from tests import covering
 from tests.codes import weights
 from tests.cpu import calls
 from tests.cpu.tensors import normal
@@ -19,11 +20,9 @@ def tiled(codes, scale, zero, depth):
     return _codes.to_tiles(codes, depth), _codes.in_tiles(scale), zero
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("depth", "groups"), FORMS)
-def test_against_rows(isa, depth, groups, bits, zeros, dtype):
+@covering.pairs("form, bits, zeros, dtype", FORMS, [8, 4], [False, True], DTYPES)
+def test_against_rows(isa, form, bits, zeros, dtype):
+    depth, groups = form
     coded = weights(112, depth, groups, bits, zeros, torch.bfloat16, 0)
     tiles = tiled(*coded, depth)
     assert torch.equal(

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import specattn
+from tests import covering
 from tests.cases import make_problem
 from tests.ops.implementations import forced, paths
 from tests.ragged import ragged_batches
@@ -43,11 +44,14 @@ def test_wherever_they_lie(path, unseen):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("part", ["k", "v"])
-@pytest.mark.parametrize("rows", [2, 16])
-@pytest.mark.parametrize("where", ["apart", "cache"])
+@covering.pairs(
+    "where, rows, part, value, dtype",
+    ["apart", "cache"],
+    [2, 16],
+    ["k", "v"],
+    [torch.nan, torch.inf, -torch.inf],
+    DTYPES,
+)
 def test_a_rejected_draft(path, where, rows, part, value, dtype):
     """The smallest: a leaf that no other row sees, behind a long prefix."""
     leaf = Bad(0, True, rows - 1, 0, part, None, value)

@@ -17,7 +17,7 @@ from corpus import held_out_files, read_texts, training_files  # noqa: E402
 from measure_drafter import acceptance, held_out_prompts  # noqa: E402
 
 ROWS, ROW_TOKENS = 4, 512
-PROMPT_TOKENS, PROMPTS, NEW_TOKENS = 512, 2, 64
+PROMPT_TOKENS, PROMPTS, NEW_TOKENS = 640, 2, 64
 PROMISED = {"longspec": 3.0, "poss": 3.0, "eagle3": 3.0, "mtp": 3.0, "dflash": 2.5}
 TREES = {
     "longspec": {"widths": (4, 16, 16, 16, 16)},

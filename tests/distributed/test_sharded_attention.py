@@ -1,8 +1,5 @@
 """Recorded passes over a sharded cache against the model's own modules in float64 on one rank."""
 
-import itertools
-
-import pytest
 import torch
 
 from specattn.decoding.engine.target import Target
@@ -10,6 +7,7 @@ from specattn.decoding.passes.attention import CaptureSpec
 from specattn.decoding.ranks.lockstep import Lockstep
 from specattn.distributed import ContextParallel
 from specattn.tree import Tree
+from tests import covering
 from tests.decoding.models import is_recorded, prompts, tiny_model
 
 PROMPT, BLOCK, CAPACITY = 41, 4, 80
@@ -41,15 +39,7 @@ def verified_by_ranks(family, name, kv_dtype):
     return verified(family, name, torch.float32, kv_dtype, ContextParallel(block_size=BLOCK))
 
 
-def cases():
-    """Yield every case; those of odd numbers are slow, for the others have every pair of values."""
-    given = ["qwen3-sliding", "gemma2"], TREES, [None, "int8"]
-    for places in itertools.product(*(range(len(some)) for some in given)):
-        values = [[*some][place] for some, place in zip(given, places, strict=True)]
-        yield pytest.param(*values, marks=pytest.mark.slow if sum(places) % 2 else ())
-
-
-@pytest.mark.parametrize(("family", "name", "kv_dtype"), list(cases()))
+@covering.pairs("family, name, kv_dtype", ["qwen3-sliding", "gemma2"], [*TREES], [None, "int8"])
 def test_recorded_passes_of_two_ranks_are_the_models_own(two_ranks, family, name, kv_dtype):
     expected = verified(family, name, torch.float64, kv_dtype)
     for found in two_ranks(verified_by_ranks, family, name, kv_dtype):

@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gc
+import importlib.util
 import logging
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -53,6 +54,10 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """Leave modules and collected tests out of garbage collections: tests ask for dozens."""
+    if "TRITON_INTERPRET" in os.environ and importlib.util.find_spec("triton") is not None:
+        from tests import interpreter
+
+        interpreter.patch_once()
     gc.collect()
     gc.freeze()
     gc.enable()

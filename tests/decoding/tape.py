@@ -13,19 +13,21 @@ class Tape(TorchDispatchMode):
     """Keeps the operators that run in its context; one that asks the device is an error.
 
     Launches of Triton kernels outside of operators, which no dispatch mode sees, are kept, too.
-    `kernels` names all that were launched, and torch's operators that compute.
+    `kernels` names all that were launched, and torch's operators that compute. Unless ``launches``,
+    no kernel runs, and what it would have computed is no number, or zero.
     """
 
     MEMORY = ("empty", "new_empty", "empty_like", "detach", "alias")
 
     ASKS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal")
 
-    def __init__(self):
+    def __init__(self, launches=True):
         super().__init__()
+        self.launches = launches
         self.operators, self.kernels = [], []
 
     def __enter__(self):
-        self._unseen = _interpreted_unseen()
+        self._unseen = _interpreted_unseen(self.launches)
         self._unseen.__enter__()
         _watch_launches(_Launches(self))
         return super().__enter__()
@@ -40,11 +42,13 @@ class Tape(TorchDispatchMode):
         if name in self.ASKS:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         _watch_launches(_Launches(self, within=True))
+        given = tree_map(lambda x: x, (args, kwargs or {}))  # lists as they are now
         results = function(*args, **(kwargs or {}))
         _watch_launches(_Launches(self))
+        if not self.launches and (function.namespace != "aten" or name in self.MEMORY[:3]):
+            _forget(given, results)
         if function.namespace == "aten" and not function.is_view and name not in self.MEMORY:
             self.kernels.append(name)
-        given = tree_map(lambda x: x, (args, kwargs or {}))  # lists as they are now
         self.operators.append((function, *given, results))
         return results
 
@@ -68,8 +72,8 @@ class _Launches:
 
 
 @contextmanager
-def _interpreted_unseen():
-    """Hide the operators by which Triton's interpreter handles a kernel's arguments."""
+def _interpreted_unseen(runs):
+    """Hide the operators by which Triton's interpreter handles a kernel's arguments, if it does."""
     if importlib.util.find_spec("triton") is None:
         yield
         return
@@ -78,6 +82,8 @@ def _interpreted_unseen():
     run = GridExecutor.__call__
 
     def hidden(*args, **options):
+        if not runs:
+            return None
         with _disable_current_modes():
             return run(*args, **options)
 
@@ -96,18 +102,14 @@ class TapeGraph:
     """A `specattn.blocks.Graph` of operators on a CPU."""
 
     def __init__(self):
-        self.tape, self.replays = Tape(), 0
+        self.tape, self.replays = Tape(launches=False), 0
 
     def capture(self, run):
         run()  # as for a CUDA graph
         with self.tape:
             run()
         for _, *given, results in self.tape.operators:  # capturing computes nothing
-            known = [_memory(x) for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)]
-            for result in tree_flatten(results)[0]:
-                new = isinstance(result, torch.Tensor) and _memory(result) not in known
-                if new and result.is_floating_point():
-                    result.fill_(torch.nan)
+            _forget(given, results)
 
     def replay(self):
         self.replays += 1
@@ -118,6 +120,14 @@ class TapeGraph:
             for old, new in zip(tree_flatten(kept)[0], tree_flatten(found)[0], strict=True):
                 if isinstance(old, torch.Tensor) and _memory(old) != _memory(new):
                     old.copy_(new)
+
+
+def _forget(given, results):
+    """Let what an operator has computed, but in what it was given, be no number, or zero."""
+    known = [_memory(x) for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)]
+    for result in tree_flatten(results)[0]:
+        if isinstance(result, torch.Tensor) and _memory(result) not in known:
+            result.fill_(torch.nan if result.is_floating_point() else 0)
 
 
 def _memory(x):

@@ -110,23 +110,38 @@ class TapeGraph:
             run()
         for _, *given, results in self.tape.operators:  # capturing computes nothing
             _forget(given, results)
+        self._computed = [
+            (function, *given, _tensors(results))
+            for function, *given, results in self.tape.operators
+            if not _is_memory(function)  # what is in it comes later
+        ]
 
     def replay(self):
         self.replays += 1
-        for function, args, kwargs, kept in self.tape.operators:
-            if "empty" in getattr(function, "name", str)():  # memory: what is in it comes later
-                continue
-            found = function(*args, **kwargs)
-            for old, new in zip(tree_flatten(kept)[0], tree_flatten(found)[0], strict=True):
-                if isinstance(old, torch.Tensor) and _memory(old) != _memory(new):
+        for function, args, kwargs, kept in self._computed:
+            for old, new in zip(kept, _tensors(function(*args, **kwargs)), strict=True):
+                if _memory(old) != _memory(new):
                     old.copy_(new)
+
+
+def _is_memory(function):
+    """Whether an operator makes memory, or shows what lies in other memory."""
+    is_operator = isinstance(function, torch._ops.OpOverload)
+    return is_operator and ("empty" in function.name() or function.is_view)
+
+
+def _tensors(results):
+    """Return the tensors among results, which are one or are nested in lists and tuples."""
+    if isinstance(results, (list, tuple)):
+        return [x for result in results for x in _tensors(result)]
+    return [results] if isinstance(results, torch.Tensor) else []
 
 
 def _forget(given, results):
     """Let what an operator has computed, but in what it was given, be no number, or zero."""
-    known = [_memory(x) for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)]
-    for result in tree_flatten(results)[0]:
-        if isinstance(result, torch.Tensor) and _memory(result) not in known:
+    known = {_memory(x) for x in tree_flatten(given)[0] if isinstance(x, torch.Tensor)}
+    for result in _tensors(results):
+        if _memory(result) not in known:
             result.fill_(torch.nan if result.is_floating_point() else 0)
 
 

@@ -180,6 +180,7 @@ def kept_of_a_run():
     return kept(model)
 
 
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_does_not_keep_the_model(name):
     model = tiny_model()
@@ -242,6 +243,7 @@ def test_a_window_that_a_longer_cache_has_is_no_other_texts():
     assert texts_of(model, max_new_tokens=window) == long
 
 
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
     "other",
     [{"compile": "off"}, {"kv_dtype": "int8"}, {"texts": TEXTS[:2]}],
@@ -408,6 +410,7 @@ def compile_forward(model):
 MOVES = [to_other_memory, to_bfloat16, compile_in_place, compile_forward]
 
 
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
     ("change", "method"),
     [
@@ -434,6 +437,7 @@ def test_a_captured_model_that_was_moved_converted_or_compiled_is_captured_anew(
     assert found == texts_of(other, method)
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_captured_models_on_one_gpu_disturb_no_other(captured, recordings):
     """Their runs take turns; each has memory and graphs of its own, which outlive the other's."""
     models = [tiny_model("llama"), tiny_model("qwen3"), tiny_model("llama")]

@@ -64,18 +64,24 @@ def run(model, texts, method, compile, **options):
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
-@pytest.mark.parametrize(
-    "dtype",
-    # Too few bits change texts; too many are at most refused, where bfloat16's are, too.
-    [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
-    ids=str,
-)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_default_dtype_reaches_no_buffer(
-    model, methods, texts, greedy, drawn, name, dtype, compile
-):
+def test_defaults_reach_no_buffer(model, methods, texts, greedy, drawn, name, compile):
+    """Both at once: what follows the device has no values, what follows the dtype too few bits."""
     expected = drawn(name, compile)
-    with default_dtype(dtype):
+    with torch.device("meta"), default_dtype(torch.bfloat16):
+        assert run(model, texts, methods[name], compile) == greedy
+        assert run(model, texts, methods[name], compile, **DRAWN) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_default_of_more_bits_reaches_no_buffer(
+    model, methods, texts, greedy, drawn, name, compile
+):
+    """Too many are at most refused, where bfloat16's are, too."""
+    expected = drawn(name, compile)
+    with default_dtype(torch.float64):
         assert run(model, texts, methods[name], compile) == greedy
         assert run(model, texts, methods[name], compile, **DRAWN) == expected
 
@@ -101,13 +107,3 @@ def test_every_buffer_says_its_dtype():
         if node.func.attr in FLOATS and not {"dtype", None} & {one.arg for one in node.keywords}
     ]
     assert silent == []
-
-
-@pytest.mark.parametrize("compile", ["auto", "off"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_default_device_reaches_no_buffer(model, methods, texts, greedy, drawn, name, compile):
-    """What would lie on the default device here has no values: nothing of ours does."""
-    expected = drawn(name, compile)
-    with torch.device("meta"):
-        assert run(model, texts, methods[name], compile) == greedy
-        assert run(model, texts, methods[name], compile, **DRAWN) == expected

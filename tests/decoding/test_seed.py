@@ -1,6 +1,7 @@
 """A seed decides the text: for every method, whatever a clock, a neighbour or a draft does."""
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ def model():
     return tiny_model("qwen3", vocab_size=V, peak=0.7)
 
 
+@cache
 def methods(model):
-    """Return every method, those with drafters with random ones."""
+    """Return every method, those with drafters with random ones, once for all tests."""
     drafter = random_drafter(model, window=8, dtype=torch.float32)
     heads = {
         name: random_heads(name, model, dtype=torch.float32) for name in ("medusa", "tokenswift")
@@ -56,6 +58,14 @@ def methods(model):
     }
 
 
+@cache
+def plain_texts(model, lengths, new_tokens, seed):
+    """Return what plain decoding draws, once for all that ask alike."""
+    texts = prompts(lengths, vocabulary=V)
+    options = {"max_new_tokens": new_tokens, "seed": seed, **SAMPLING}
+    return generate(model, texts, "plain", **options).new_tokens
+
+
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
     *("cast", "longspec, chain", "poss", "eagle3", "medusa", "tokenswift", "prompt_lookup"),
@@ -68,9 +78,8 @@ NAMES = [
 def test_every_method_emits_the_text_of_plain_decoding(model, name):
     method, texts = methods(model)[name], prompts([5, 17, 30], vocabulary=V)
     for seed in (0, 7):
-        plain = generate(model, texts, "plain", max_new_tokens=24, seed=seed, **SAMPLING)
         found = generate(model, texts, method, max_new_tokens=24, seed=seed, **SAMPLING)
-        assert found.new_tokens == plain.new_tokens
+        assert found.new_tokens == plain_texts(model, (5, 17, 30), 24, seed)
     assert found.statistics.total.drafted > 0
 
 
@@ -86,12 +95,11 @@ def test_another_seed_is_another_text(model):
 @pytest.mark.parametrize("clock", [lambda n: n % 2, lambda n: n % 3 == 0, lambda n: n > 5])
 def test_a_clock_changes_no_text(model, monkeypatch, clock):
     texts = prompts([12, 30], vocabulary=V)
-    plain = generate(model, texts, "plain", max_new_tokens=24, seed=3, **SAMPLING)
     rounds = itertools.count()
     chosen = {False: NONE, True: Effort(1, 3)}
     monkeypatch.setattr(FixedSize, "choose", lambda *_: chosen[bool(clock(next(rounds)))])
     found = generate(model, texts, Vegas(**SPARSE), max_new_tokens=24, seed=3, **SAMPLING)
-    assert found.new_tokens == plain.new_tokens
+    assert found.new_tokens == plain_texts(model, (12, 30), 24, 3)
 
 
 def test_a_neighbour_changes_no_text(model):

@@ -1,6 +1,7 @@
 """DFlash and JetFlow: blocks as restated plainly, the authors' folders, and what comes out."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -54,18 +55,23 @@ class Witness(DFlashBlock):
         return grown
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@pytest.mark.parametrize(
-    ("family", "width", "window"),
-    [  # biases and norms by head are the families'; they and the tree know nothing of one another
-        ("qwen3", 1, None),
-        ("qwen3", 3, None),
-        ("qwen3", 1, 9),
-        ("qwen3", 3, 2),
-        ("llama", 3, None),
-        ("qwen2", 3, 2),
-    ],
-)
+def blocks():
+    """Yield families, widths and windows with either direction: both with every window are quick.
+
+    Biases and norms by head are the families'; they, the tree and what rows see of one another
+    know nothing of one another.
+    """
+    shapes = [("qwen3", 1, None), ("qwen3", 3, None), ("qwen3", 1, 9), ("qwen3", 3, 2)]
+    shapes += [("llama", 3, None), ("qwen2", 3, 2)]
+    slow = {(shapes[0], True), (shapes[1], False), (shapes[3], True), (shapes[4], False)}
+    slow |= {(shapes[5], False)}
+    for shape, causal in product(shapes, (False, True)):
+        name = "-".join(map(str, (*shape, "causal" if causal else "bidirectional")))
+        marks = pytest.mark.slow if (shape, causal) in slow else ()
+        yield pytest.param(*shape, causal, marks=marks, id=name)
+
+
+@pytest.mark.parametrize(("family", "width", "window", "causal"), list(blocks()))
 def test_a_block_is_the_restatement(monkeypatch, family, width, window, causal):
     """In float64, over rounds that accept and reject, as requests end; from an empty cache on."""
     monkeypatch.setattr(method, "DFlashBlock", Witness)

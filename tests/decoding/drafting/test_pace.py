@@ -34,7 +34,9 @@ def snapshots():
     return of
 
 
-@pytest.mark.parametrize("method", ["poss", "longspec", "eagle3"])
+@pytest.mark.parametrize(  # EAGLE-3's trees are grown as PosS' are
+    "method", ["poss", "longspec", pytest.param("eagle3", marks=pytest.mark.slow)]
+)
 def test_an_h100_drafts_by_itself_as_fast_as_with_the_best_size(snapshots, method):
     """Graphs that are captured for 0.6 s are no costs of a round; 96 tokens, greedily."""
     few = {method: machines.FIXED[method][2:5]}

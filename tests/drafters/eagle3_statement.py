@@ -8,7 +8,7 @@ one path at a time.
 import torch
 
 from specattn.drafters import Eagle3Drafter
-from tests.drafters.statement import attention, norm, rotated
+from tests.drafters.statement import attention, norm, rotated, stated_once
 
 NORMS = {
     "plain": {},
@@ -42,7 +42,7 @@ class Statement:
 
     def __init__(self, drafter, rotary):
         self.weights = {n: p.detach() for n, p in drafter.named_parameters()}
-        self.config, self.rotary = drafter.config, rotary
+        self.config, self.rotary, self.known = drafter.config, rotary, {}
 
     def drafted(self, embeddings, features, path):
         """Return the hidden states that are drafted behind a root and along a path.
@@ -62,6 +62,7 @@ class Statement:
         """Return x normed by the weight of that name."""
         return norm(x, self.weights[f"{name}.weight"], self.config.rms_norm_eps)
 
+    @stated_once
     def fused(self, feature):
         """Return g of the features of a token, all layers side by side."""
         if self.config.norm_before_fc:
@@ -94,6 +95,7 @@ class Statement:
         x = x + self.weights[f"{layer}.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
         return self.normed(x, "norm") if self.config.norm_output else x
 
+    @stated_once
     def heads(self, part, x, position):
         """Return the heads [n, D] of one projection: rotated where there is a position."""
         y = self.weights[f"{part}_proj.weight"] @ x

@@ -7,7 +7,7 @@ its code: separate pairs and heads, one root and one path at a time.
 import torch
 
 from specattn.drafters import PosSDrafter
-from tests.drafters.statement import attention, norm, rotated
+from tests.drafters.statement import attention, norm, rotated, stated_once
 
 BOTH_NORMS = {"fc_norm": True, "norm_output": True}
 
@@ -30,7 +30,7 @@ class Statement:
 
     def __init__(self, drafter, rotary):
         self.weights = {n: p.detach() for n, p in drafter.named_parameters()}
-        self.config, self.rotary = drafter.config, rotary
+        self.config, self.rotary, self.known = drafter.config, rotary, {}
 
     def drafted(self, embeddings, features, path):
         """Return the features that are drafted behind a root and along a path.
@@ -47,6 +47,7 @@ class Statement:
             outs.append(self.specialist(layer, pairs))
         return outs
 
+    @stated_once
     def fuse(self, embedding, feature):
         """Return fc of a pair."""
         if self.config.fc_norm:
@@ -56,29 +57,11 @@ class Statement:
 
     def specialist(self, layer, pairs):
         """Return what a specialist makes of the last pair, all of them before its eyes."""
-        config = self.config
-        weights = {
-            name.removeprefix(f"specialists.{layer}."): weight
-            for name, weight in self.weights.items()
-            if name.startswith(f"specialists.{layer}.")
-        }
-
-        def heads(part, x, norm_name, position):
-            y = weights[f"attention.{part}.weight"] @ x
-            if config.qkv_bias:
-                y = y + weights[f"attention.{part}.bias"]
-            found = list(y.split(config.head_dim))
-            if part == "kv_proj":
-                found, values = found[: len(found) // 2], found[len(found) // 2 :]
-            if config.qk_norm:
-                gain = weights[f"attention.{norm_name}.weight"]
-                found = [norm(h, gain, config.rms_norm_eps) for h in found]
-            found = [rotated(h, position, self.rotary) for h in found]
-            return found if part == "q_proj" else (torch.stack(found), torch.stack(values))
-
-        cache = [heads("kv_proj", x, "k_norm", at) for at, x in enumerate(pairs)]
+        config, prefix = self.config, f"specialists.{layer}."
+        weights = {n.removeprefix(prefix): w for n, w in self.weights.items() if prefix in n}
+        cache = [self.keys_and_values(layer, x, at) for at, x in enumerate(pairs)]
         keys, values = (torch.stack(part) for part in zip(*cache, strict=True))
-        queries = heads("q_proj", pairs[-1], "q_norm", len(pairs) - 1)
+        queries = self.heads(layer, "q", pairs[-1], len(pairs) - 1)
         x = pairs[-1] + weights["attention.o_proj.weight"] @ attention(queries, keys, values)
         gate, up = (weights["gate_up_proj.weight"] @ norm(
             x, weights["norm.weight"], config.rms_norm_eps
@@ -87,3 +70,23 @@ class Statement:
         if config.norm_output:
             x = norm(x, weights["output_norm.weight"], config.rms_norm_eps)
         return x
+
+    @stated_once
+    def keys_and_values(self, layer, x, position):
+        """Return what a specialist's attention keeps of a pair: two tensors [Hk, D]."""
+        return self.heads(layer, "kv", x, position)
+
+    def heads(self, layer, part, x, position):
+        """Return a specialist's queries of a pair, a list of heads, or keys and values, stacked."""
+        config, own = self.config, f"specialists.{layer}.attention"
+        y = self.weights[f"{own}.{part}_proj.weight"] @ x
+        if config.qkv_bias:
+            y = y + self.weights[f"{own}.{part}_proj.bias"]
+        found = list(y.split(config.head_dim))
+        if part == "kv":
+            found, values = found[: len(found) // 2], found[len(found) // 2 :]
+        if config.qk_norm:
+            gain = self.weights[f"{own}.{part[0]}_norm.weight"]
+            found = [norm(h, gain, config.rms_norm_eps) for h in found]
+        found = [rotated(h, position, self.rotary) for h in found]
+        return found if part == "q" else (torch.stack(found), torch.stack(values))

@@ -5,6 +5,8 @@ parameters, without its code: separate tokens and heads, no blocks, no shifted s
 comes from the target's own model.
 """
 
+from functools import lru_cache, wraps
+
 import torch
 
 from specattn.drafters import LongSpecDrafter
@@ -26,9 +28,15 @@ def norm(x, weight, eps):
     return x / (x.pow(2).mean() + eps).sqrt() * weight
 
 
+@lru_cache(maxsize=256)
+def _angles(rotary, position, dtype):
+    """Return the cosines and the sines of a position, once for all heads."""
+    return [r[0, 0] for r in rotary(torch.empty(0, dtype=dtype), torch.tensor([[position]]))]
+
+
 def rotated(head, position, rotary):
     """Return one head's vector, its halves rotated by the target's angles at `position`."""
-    cos, sin = (r[0, 0] for r in rotary(head, torch.tensor([[position]])))
+    cos, sin = _angles(rotary, position, head.dtype)
     half = len(head) // 2
     first, second = head[:half], head[half:]
     return torch.cat(
@@ -51,10 +59,30 @@ def attention(queries, keys, values):
     return torch.cat(outs)
 
 
+def stated_once(method):
+    """Let a statement compute once what a method returns for the same numbers.
+
+    The tokens of a path see the same text, and paths the same tokens.
+    """
+
+    @wraps(method)
+    def known(self, *given):
+        numbers = (
+            x.detach().numpy().tobytes() if isinstance(x, torch.Tensor) else x for x in given
+        )
+        asked = (method.__name__, *numbers)
+        if asked not in self.known:
+            self.known[asked] = method(self, *given)
+        return self.known[asked]
+
+    return known
+
+
 class Statement:
     """One request: remembers the keys and values of the tokens that were run."""
 
     def __init__(self, drafter, rotary):
+        self.known = {}
         self.parameters = {n: p.detach() for n, p in drafter.named_parameters()}
         self.config, self.rotary = drafter.config, rotary
 
@@ -77,6 +105,7 @@ class Statement:
             v,
         )
 
+    @stated_once
     def keys_and_values(self, embedding, position):
         """Return what self attention keeps of a token: two tensors [Hk, D]."""
         x = norm(embedding, self.parameters["self_norm.weight"], self.config.rms_norm_eps)

@@ -15,7 +15,7 @@ from tests.decoding.test_distribution import whole_batches  # noqa: F401 - a fix
 
 V, DEPTH, COPIES, PEAK = 5, 2, 600, 0.7
 FUZZING = os.environ.get("SPECATTN_HYPOTHESIS") == "fuzz"
-CASES = 200 if FUZZING else 10
+CASES = 200 if FUZZING else 6
 SIGNIFICANCE = 1e-7 if FUZZING else distributions.SIGNIFICANCE  # fixed cases pass always or never
 
 SAMPLING = st.fixed_dictionaries(

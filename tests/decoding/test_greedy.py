@@ -1,5 +1,7 @@
 """At temperature 0 every method says token for token what transformers itself says."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -117,13 +119,28 @@ def test_no_more_is_drafted_than_tokens_are_left(name, text):
     assert request.discarded == 0
 
 
+@cache
+def methods_of_one():
+    """Return a model, and a method of every kind for it: once for all tests of every method."""
+    model = tiny_model("qwen3")
+    return model, settings.settings_of(model)
+
+
+@cache
+def plain_text(length, do_sample):
+    """Return plain decoding's text behind a prompt of 20 tokens, once for every method."""
+    options = {"max_new_tokens": length, "do_sample": do_sample, "seed": 1 if do_sample else None}
+    return generate(methods_of_one()[0], prompts([20]), "plain", **options).new_tokens
+
+
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", settings.NAMES)
 def test_no_path_is_longer_than_the_text_may_still_become(name, do_sample, monkeypatch):
     """One token follows every draft; so trees of a fixed shape lose their last levels, too."""
     with_free_rows(monkeypatch)  # else so short a text is not drafted for
-    model, (text,) = tiny_model("qwen3"), prompts([20])
-    method, left, depths, verify = settings.settings_of(model)[name], [6], [], Target.verify
+    (model, methods), (text,) = methods_of_one(), prompts([20])
+    method, left, depths, verify = methods[name], [6], [], Target.verify
+    expected = plain_text(left[0], do_sample)
 
     def watched(self, tree, *arguments, **options):
         depths.append((int(tree.depths.max()), left[-1] - 1))
@@ -138,7 +155,7 @@ def test_no_path_is_longer_than_the_text_may_still_become(name, do_sample, monke
     if name not in ("plain", "prompt_lookup"):
         assert max(depths)[0] > 0, "something should have been drafted"
     assert output.statistics.total.discarded == 0
-    assert output.new_tokens == generate(model, text, "plain", **options).new_tokens
+    assert output.new_tokens == expected
 
 
 @pytest.mark.parametrize(

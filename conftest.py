@@ -102,13 +102,6 @@ def _kept():
     gc.freeze()
 
 
-@pytest.fixture
-def quick_collections():
-    """Leave what lives already, of hundreds of tests, out of a test's garbage collections."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     """Give every test the same random numbers, whatever ran before it."""

@@ -149,7 +149,6 @@ def test_codes_stay_codes_where_a_model_gets_another_type(kind):
     assert all(map(torch.equal, found, codes))
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_the_model_itself_stays_and_both_go_together():
     model = model_of()
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -186,7 +185,6 @@ def watched(monkeypatch, model):
     return left, [ref().nbytes for ref in weights]
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("kind", QUANTIZE)
 def test_where_memory_is_short_each_layer_is_freed_before_the_next(kind, monkeypatch):
     model, text = model_of("llama", num_hidden_layers=1), prompts([9])
@@ -209,7 +207,6 @@ def test_where_memory_is_short_each_layer_is_freed_before_the_next(kind, monkeyp
         quantised(model, "int8" if kind == "fp8" else "fp8")
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_a_model_that_is_given_up_is_rounded_in_place_and_nothing_said(monkeypatch):
     model = model_of("llama", num_hidden_layers=1)
     left, sizes = watched(monkeypatch, model)

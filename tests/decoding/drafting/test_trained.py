@@ -91,7 +91,6 @@ def test_another_kind_of_drafter_is_refused_each_time(tmp_path):
             TokenSwift(tmp_path).prepared(model)
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_what_is_remembered_goes_with_the_model(tmp_path):
     model = tiny_model("llama")
     saved(Medusa, model, tmp_path)

@@ -99,7 +99,6 @@ def compile_forward(model):
 MOVES = [to_other_memory, to_bfloat16, compile_in_place, compile_forward]
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
     ("change", "method"),
     [
@@ -126,7 +125,6 @@ def test_a_captured_model_that_was_moved_converted_or_compiled_is_captured_anew(
     assert found == texts_of(other, method)
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_captured_models_on_one_gpu_disturb_no_other(captured, recordings):
     """Their runs take turns; each has memory and graphs of its own, which outlive the other's."""
     models = [tiny_model("llama"), tiny_model("qwen3"), tiny_model("llama")]

@@ -154,7 +154,6 @@ def kept_of_a_run():
     return kept(model)
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_does_not_keep_the_model(name):
     model = tiny_model()
@@ -217,7 +216,6 @@ def test_a_window_that_a_longer_cache_has_is_no_other_texts():
     assert texts_of(model, max_new_tokens=window) == long
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
     "other",
     [{"compile": "off"}, {"kv_dtype": "int8"}, {"texts": TEXTS[:2]}],

@@ -57,7 +57,6 @@ def test_two_models_are_asked_once_each(probed):
     assert not Model.of(other).knows("corpora")
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("method", LOOKING, ids=str)
 def test_a_deleted_model_leaves_nothing_behind(method):
     model = tiny_model()

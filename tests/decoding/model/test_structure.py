@@ -208,7 +208,6 @@ def test_a_structure_is_known_again():
     assert structure_of(tiny_model("llama")).number not in (first.number, second.number)
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_another_function_in_the_place_of_one_is_noticed():
     """Though it may lie where the first one lay in memory."""
     model, numbers = tiny_model("llama"), set()
@@ -229,7 +228,6 @@ def test_our_own_functions_are_no_change():
     assert before.replaced is None
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_a_structure_keeps_no_model():
     model = tiny_model("llama")
     model.model.layers[0].register_forward_hook(lambda *_, model=model: None)

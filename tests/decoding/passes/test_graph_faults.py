@@ -232,7 +232,6 @@ def test_where_a_graph_itself_finds_no_memory_fewer_are_kept(cards):
     run_many(captured(), lambda ops, x: x, memory.most)
 
 
-@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("while_capturing", [False, True])
 def test_a_pass_for_which_memory_never_suffices_says_so_and_leaves_others(while_capturing, cards):
     passes, full = captured(), Memory(0, while_capturing, cards)

@@ -92,7 +92,6 @@ def test_our_own_hooks_are_no_change():
     assert seen.is_of(model)
 
 
-@pytest.mark.usefixtures("quick_collections")
 def test_nothing_is_kept_alive():
     model = model_of_parts()
     seen, gone = Seen(model), weakref.ref(model[0].matrix)

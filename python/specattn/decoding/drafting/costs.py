@@ -219,7 +219,7 @@ class Costs:
 
 
 class Ledger:
-    """What all runs of a model share: `elapsed`, the seconds that they have decoded.
+    """What all runs of a model by the same drafters share: `elapsed`, the seconds they decoded.
 
     `capture` is what it took last to capture or record a shape, `tried` the time when a drafter, an
     effort of it or any (`NONE`), was last tried that seemed to lose.

@@ -58,7 +58,8 @@ class Pacer:
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
         self.calibrates = context.calibrates
         self.captures = self.target.runner.captures
-        key = "pace", "ledger", threading.get_ident()
+        names = tuple(share.name for share in self.shares)
+        key = "pace", "ledger", names, threading.get_ident()
         self.ledger = self.model.recall(key, lambda: Ledger(_CAPTURE * self.captures))
         self.a_row = _GPU_ROW if self.captures else _CPU_ROW
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured

@@ -1,17 +1,19 @@
-"""Parametrising by a covering set: quick cases that hold every pair of values, all others slow."""
+"""Parametrising by a covering set: few cases are quick, all others of the product slow."""
 
+from functools import partial
 from itertools import combinations, product
 
 import pytest
 
 
-def pairs(names, *values, ids=None):
-    """Parametrise as `pytest.mark.parametrize` would one by one; two values in every way are quick.
+def _covered(together, names, *values, ids=None):
+    """Parametrise as `pytest.mark.parametrize` would one by one, for `make fuzz`.
 
-    `names` are those of the parameters, "a, b". The whole product stays, for `make fuzz`.
+    Quick are cases that hold so many values together in every way. `names` are those of the
+    parameters, "a, b".
     """
     cases = list(product(*(range(len(given)) for given in values)))
-    held = {case: set(combinations(enumerate(case), 2)) for case in cases}
+    held = {case: set(combinations(enumerate(case), together)) for case in cases}
     left, quick = set().union(*held.values()), set()
     while left:
         best = max(cases, key=lambda case: len(held[case] & left))
@@ -25,3 +27,6 @@ def pairs(names, *values, ids=None):
         for case in cases
     ]
     return pytest.mark.parametrize(tuple(names.split(", ")), chosen, ids=ids)
+
+
+each, pairs = partial(_covered, 1), partial(_covered, 2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specattn.decoding import generate
+from tests import covering
 from tests.decoding.models import CONFIGS, prompts, tiny_model
 from tests.decoding.settings import NAMES
 from tests.distributed.decoding import LENGTHS, NEW_TOKENS, texts, vegas_per_head
@@ -44,15 +45,7 @@ def test_sampled_texts_of_two_ranks_are_those_of_one(two_ranks):
     assert two_ranks(texts, ["qwen3"], SOME, BLOCK, options) == [one, one]
 
 
-@pytest.mark.parametrize(
-    ("family", "kv_dtype"),
-    [
-        ("qwen3", "fp8"),
-        ("gpt_oss", "int8"),
-        pytest.param("qwen3", "int8", marks=pytest.mark.slow),
-        pytest.param("gpt_oss", "fp8", marks=pytest.mark.slow),
-    ],
-)
+@covering.each("family, kv_dtype", ["qwen3", "gpt_oss"], ["fp8", "int8"])
 def test_over_caches_of_8_bits_texts_of_two_ranks_are_those_of_one(
     two_ranks, rounding_ties, family, kv_dtype
 ):

@@ -10,11 +10,11 @@ from specattn.training.dflash import spread
 from specattn.training.dflash_start import start_from_target
 from specattn.training.features import layer_features
 from specattn.training.loss import IGNORED
+from tests import covering
 from tests.decoding.models import tiny_model
 from tests.drafters.dflash_statement import SIZE, random_drafter, stated
 
 V, ROWS, LENGTH = 6, 2, 9
-HEADS = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def batch(rows=ROWS, length=LENGTH, seed=4):
@@ -49,15 +49,7 @@ def plain_loss(target, drafter, ids, labels):
     return total / whole
 
 
-@pytest.mark.parametrize(
-    ("family", "causal"),
-    [
-        ("llama", False),
-        ("qwen3", True),
-        pytest.param("llama", True, marks=pytest.mark.slow),
-        pytest.param("qwen3", False, marks=pytest.mark.slow),
-    ],
-)
+@covering.each("family, causal", ["llama", "qwen3"], [False, True])
 def test_a_step_is_the_papers(family, causal):
     """With an anchor at every place; and its gradient reaches all weights."""
     target = tiny_model(family, vocab_size=V, peak=1.0).double()
@@ -124,15 +116,7 @@ def test_a_drafter_learns_and_more_is_accepted(causal):
     assert lengths[1] > lengths[0] + 0.2
 
 
-@pytest.mark.parametrize(
-    ("family", "causal"),
-    [
-        ("qwen3", False),
-        ("qwen2", True),
-        pytest.param("qwen3", True, marks=pytest.mark.slow),
-        pytest.param("qwen2", False, marks=pytest.mark.slow),
-    ],
-)
+@covering.each("family, causal", ["qwen3", "qwen2"], [False, True])
 def test_a_new_drafter_is_layers_of_the_target(family, causal):
     """Which read blocks as they read texts; of these c gives keys and values like theirs."""
     target = tiny_model(family, vocab_size=V, peak=1.0)
@@ -179,7 +163,7 @@ def test_layers_are_spread():
     assert (spread(3), spread(1), spread(8)) == ([1, 2, 3], [1], [2, 3, 4, 5, 6])
 
 
-@HEADS
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 def test_what_cannot_be_trained_is_refused(causal):
     target = tiny_model("qwen3", vocab_size=V)
     drafter = random_drafter(target, causal=causal)

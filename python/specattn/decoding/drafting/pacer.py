@@ -58,7 +58,7 @@ class Pacer:
         self.clock, self.model = self.target.clock(), Model.of(self.target.model)
         self.calibrates = context.calibrates
         self.captures = self.target.runner.captures
-        names = tuple(share.name for share in self.shares)
+        names = tuple(share.name for share in shares)
         key = "pace", "ledger", names, threading.get_ident()
         self.ledger = self.model.recall(key, lambda: Ledger(_CAPTURE * self.captures))
         self.a_row = _GPU_ROW if self.captures else _CPU_ROW

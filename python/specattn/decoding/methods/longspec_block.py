@@ -123,7 +123,7 @@ class DraftBlock:
             depths=_depths(levels, root.device).expand(len(root), -1),
             packed_mask=torch.cat([level.masks[..., :words] for level in tree], 1),
             max_depth=len(widths),
-            max_width=max(widths, default=0),
+            max_width=max(widths),
         )
         scores = torch.cat([level.scores for level in tree], 1)
         return Draft(shape, torch.cat([level.tokens for level in tree], 1)), scores

@@ -33,14 +33,18 @@ def with_whims(monkeypatch, state):
     with_costs(monkeypatch, lambda rows: 10 ** state.uniform(-3, 0) if rows <= 13 else np.inf)
 
     def choose(self, depth, rows=1, promised=()):
-        share = state.choice([None, *self.shares])
+        share = None if self.resting else state.choice([None, *self.shares])
         efforts = [] if share is None else [e for e in share.efforts if e.depth <= depth]
         if not efforts:
             return Choice(None, NONE, rows, 1.0, 1.0)
         alone = state.choice([1.5, np.inf])
         return Choice(share.title, state.choice(efforts), 1, 1.0, 1.0, alone)
 
+    def prepare(self, root, real=Pacer.prepare):
+        real(self, root)
+        self.resting = state.random() < 0.2
+
     monkeypatch.setattr(Costs, "plain", lambda self, requests: 1.0)
     monkeypatch.setattr(Pacer, "choose", choose)
     monkeypatch.setattr(Pacer, "_known", lambda self: object())  # costs hold for no round
-    monkeypatch.setattr(Pacer, "asks", lambda self: state.random() < 0.8)
+    monkeypatch.setattr(Pacer, "prepare", prepare)

@@ -165,7 +165,6 @@ def test_what_was_looked_up_is_left_where_nothing_is_chosen(model, monkeypatch):
 
     with_costs(monkeypatch, lambda rows: 1.0)
     monkeypatch.setattr(Pacer, "choose", choose)
-    monkeypatch.setattr(Pacer, "asks", lambda self: True)
     text = torch.arange(8).repeat(20)[None]
     found = generate(model, text, Auto(trained=None), max_new_tokens=60, temperature=0)
     assert max(offered) > 1, "nothing was looked up"
@@ -173,7 +172,7 @@ def test_what_was_looked_up_is_left_where_nothing_is_chosen(model, monkeypatch):
     assert found.statistics.passes >= 59
 
 
-def test_vegas_drafts_where_lookups_are_left_out(model, monkeypatch):
+def test_vegas_drafts_where_what_was_looked_up_is_left(model, monkeypatch):
     """A round that only captures what it selects by comes first."""
     with_costs(monkeypatch, lambda rows: 1.0)
     turns, waits = itertools.count(), 40
@@ -181,12 +180,11 @@ def test_vegas_drafts_where_lookups_are_left_out(model, monkeypatch):
     def choose(self, depth, rows=1, promised=()):
         turn = next(turns)
         if turn < waits or depth < 1:
-            return Choice(None, NONE, rows, 1.0, 1.0)
+            return Choice(None, NONE, 1, 1.0, 1.0)
         vegas = next(share for share in self.shares if share.name.startswith("vegas"))
         return Choice("vegas", Effort(1, min(4, depth)), 1, 2.0, 1.0, math.inf) if vegas else None
 
     monkeypatch.setattr(Pacer, "choose", choose)
-    monkeypatch.setattr(Pacer, "asks", lambda self: False)
     text = torch.arange(8).repeat(20)[None]
     settings = {"max_new_tokens": 200, "temperature": 0}
     found = generate(model, text, Auto(trained=None), **settings)

@@ -64,13 +64,9 @@ class Pacer:
         self.a_row = _GPU_ROW if self.captures else _CPU_ROW
         self.met: set[Any] = self.target.workspace.met  # shapes that are recorded or captured
         self.lookups = Lookups(at_once=_AT_ONCE)
-        # Seconds that a lookup saved of late, None before one was timed; of one, and of all that
-        # a round asks in vain.
-        self.saves: float | None = None if most_looked_up > 1 else 0.0
-        self._looking = self._asking = 0.0
         self.compared: tuple[Choice, Choice] | None = None  # the best, and nothing
-        self._asked, self._idle, self._turn = 0.0, 0, 0
-        self._vain = 0  # rounds without a draft, of late
+        self._idle, self._turn = 0, 0
+        self._asking, self._vain = 0.0, 0  # seconds of asking in vain; such rounds, of late
         self.resting, self._rest = False, 0  # whether this round does, and how many are to come
         self._prepared: Any = None  # the moment when the round began
         self._of_lookups: tuple[Any, dict[int, float]] = None, {}
@@ -188,21 +184,6 @@ class Pacer:
         share.found.clear()
         return found
 
-    def asks(self) -> bool:
-        """Whether to look up: that saves more than it takes, or was not done for long."""
-        waited = ASKING * (self.ledger.elapsed - self._asked)
-        pays = self.saves is None or self._looking < max(self.saves, waited)
-        return pays and not self.resting
-
-    def looked_up(self, begun: Any) -> None:
-        """Note that a lookup that began at a moment has ended."""
-        now = self.clock.now()
-
-        def read() -> None:
-            self._looking = _follow(self._looking, self.clock.seconds(begun, now))
-
-        self._unread.append((now, read))
-
     def prepare(self, root: torch.Tensor) -> None:
         """Read what has ended, and time everything if that is due; a round begins behind `root`.
 
@@ -238,21 +219,15 @@ class Pacer:
         `promised`, if something was looked up, are the tokens that each request is expected to get
         by it, in a pass of `rows` rows.
         """
-        plain, saved = self.costs.plain(self.requests), 0.0
+        plain = self.costs.plain(self.requests)
         nothing = best = Choice(None, NONE, 1, 1.0, plain)
         if self.resting or self.calibrates or plain == np.inf:
             return nothing
         for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
         if promised and rows > 1:
-            own = self.of_lookups()[rows]
-            without, found = best, Choice(None, NONE, rows, fmean(promised), own)
+            found = Choice(None, NONE, rows, fmean(promised), self.of_lookups()[rows])
             best = max(best, found, key=self._rate)
-            saved = best.seconds * (self._rate(best) / self._rate(without) - 1)
-        if promised:
-            self._asked = self.ledger.elapsed  # some lookups may be in vain at first
-            known = 2 * self._looking if self.saves is None else self.saves
-            self.saves = known + (saved - known) / 8 if known else None
         rate = self._rate(best)
         if depth > 0:
             self.compared = best, nothing
@@ -260,10 +235,10 @@ class Pacer:
             if other := self._due(share, depth, best, rate):
                 return other
         loss, since = plain - 1 / rate, self.ledger.elapsed - self.ledger.tried.get(("", NONE), 0.0)
-        if 0 < loss < AGAIN * since:  # what no draft takes has to be known too
+        if best.rows > 1 and loss < AGAIN * since:  # what no draft takes has to be known too
             self.ledger.tried["", NONE] = self.ledger.elapsed
             return nothing
-        if best.rows == 1 and self.saves is not None and self.saves < self._asking:
+        if best.rows == 1:
             # At most half as long as that was so.
             self._rest = min(_RESTS, self._vain // 2, int(self._asking / (ASKING * plain)))
             self.ledger.elapsed += self._rest * plain

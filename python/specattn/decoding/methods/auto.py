@@ -216,7 +216,7 @@ class _AutoDrafter(Drafter):
             pacer.begin(draft.tree.size, self.shares[name], choice.effort)
             # Requests to which what was looked up promises more draft that.
             self.own = [choice.alone >= one for one in promised]
-            if lookup is None or not any(self.own):
+            if not any(self.own):
                 self.own = [True] * len(root)
             if lookup is not None and not all(self.own):
                 draft = _mixed(draft, self.own, lookup)

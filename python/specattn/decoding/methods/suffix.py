@@ -158,18 +158,16 @@ class SuffixDrafter(Drafter):
         self.root_alone = Tree.chain(0, device=target.device)
 
     def look_up(self) -> Lookup | None:
-        """Return what is worth drafting now, None where lookups have not paid of late."""
+        """Return what is worth drafting now, None in a round that rests."""
         if self.pacer is None:
             return self.find()
-        before, self.asked = self.asked, self.pacer.asks()
+        before, self.asked = self.asked, not self.pacer.resting
         if not self.asked:
             return None
-        begin = self.pacer.clock.now()
         if not before:
             self.catch_up()
         lookup = self.find()
         self.looked_up = lookup, [self.sequences.ends[row] for row in self.sequences.active]
-        self.pacer.looked_up(begin)
         return lookup
 
     def promised_by(self, lookup: Lookup | None) -> list[float]:

@@ -40,38 +40,43 @@ def test_of_one_size_another_row_takes_a_share():
 
 
 @pytest.mark.parametrize("outlier", [10.0, 1e-9])
+@pytest.mark.parametrize("rounds", [5, 50])
 @pytest.mark.parametrize("handed_on", [False, True])
-def test_no_two_rounds_decide_and_three_do(outlier, handed_on):
+def test_no_round_decides_and_many_do(outlier, rounds, handed_on):
     costs = known()
-    for seconds in (0.016, 0.017, 0.016, 0.018, 0.017):
-        costs.follow((PASS, 4), seconds)
+    for _ in range(rounds):
+        costs.follow((PASS, 4), 0.016)
     if handed_on:  # to longer texts
         costs = Costs(former=costs)
-    for seconds in (outlier, 0.017, outlier):
+    for seconds in (outlier, 0.016, outlier):
         costs.follow((PASS, 4), seconds)
-        assert 0.016 <= costs.seconds[PASS, 4] <= 0.018
-    for seconds in (0.030, 0.031, 0.032):
-        costs.follow((PASS, 4), seconds)
-    assert costs.seconds[PASS, 4] == pytest.approx(0.031, rel=0.05)
+        assert 0.016 / 1.2 <= costs.seconds[PASS, 4] <= 0.016 * 1.1
+    for _ in range(30):
+        costs.follow((PASS, 4), 0.032)
+    assert costs.seconds[PASS, 4] == pytest.approx(0.032, rel=0.22), "all together move by fifths"
 
 
-def test_a_slow_first_round_counts_for_nothing_and_the_fastest_of_two_does():
-    """So that it is met once more, as it would be by what was guessed."""
+def test_the_first_round_counts_for_nothing_and_the_fastest_of_two_more_stands():
+    """Slow ones, of cold caches, would not be met again, as they are by what was guessed."""
     costs = known()
     guess = passes(costs, 16)[0]
-    for seconds, counts in ((0.5, guess), (0.035, 0.035), (0.030, 0.030), (0.020, 0.030)):
+    for seconds, counts in ((0.028, guess), (0.035, guess), (0.030, 0.030), (0.031, 0.030)):
         costs.follow((PASS, 16), seconds)
         assert passes(costs, 16) == pytest.approx([counts])
 
 
-def test_what_was_guessed_by_a_slow_round_moves_with_it():
+def test_what_is_faster_than_was_guessed_counts_at_once():
+    costs, draft = known(), ("x", Effort(1, 2))
+    costs.follow((PASS, 16), 0.020)
+    assert passes(costs, 16) == pytest.approx([0.020])
+    costs.follow(draft, 0.003, guess=0.002)
+    assert draft not in costs.seconds
+    costs.follow(draft, 0.001, guess=0.002)
+    assert costs.seconds[draft] == pytest.approx(0.001)
     costs = Costs()
-    costs.follow((PASS, 1), 0.080)
-    before = passes(costs, 2)
-    costs.follow((PASS, 2), 0.5)
-    assert passes(costs, 2) == pytest.approx(before)
-    costs.follow((PASS, 1), 0.040)
-    assert passes(costs, 2) == pytest.approx([before[0] / 2])
+    for seconds, counts in ((0.080, 0.080), (0.040, 0.040), (0.050, 0.040)):
+        costs.follow((PASS, 1), seconds)
+        assert [costs.plain(1), *passes(costs, 2)] == pytest.approx([counts, 1.1 * counts])
 
 
 def test_a_pass_of_one_row_takes_no_longer_than_one_of_more():
@@ -79,19 +84,17 @@ def test_a_pass_of_one_row_takes_no_longer_than_one_of_more():
     costs = Costs()
     costs.follow((PASS, 1), 0.014)
     costs.follow((PASS, 2), 0.008)
-    assert costs.plain(1) == 0.008
-    costs.follow((PASS, 1), 0.006)
-    assert costs.plain(1) == 0.006
+    assert costs.plain(1) == pytest.approx(0.008)
 
 
 def test_what_a_draft_takes_besides_the_first_three_rounds_tell():
-    """Timed aside it has nothing to catch up on; the fastest of them stands for it from then on."""
+    """Timed aside it has nothing to catch up on."""
     costs, draft = known(), ("x", Effort(1, 2))
     costs.put(draft, 0.002)
-    given = (0.008, 0.008), (0.006, 0.006), (0.007, 0.006), (0.012, 0.006)
+    given = (0.008, 0.002), (0.006, 0.002), (0.007, 0.006), (0.012, 0.006)
     for seconds, counts in given:
         costs.follow(draft, seconds)
-        assert costs.seconds[draft] == counts
+        assert costs.seconds[draft] == pytest.approx(counts)
 
 
 def test_figures_move_from_a_twentieth_on():
@@ -101,23 +104,21 @@ def test_figures_move_from_a_twentieth_on():
     changes = costs.changes
     for _ in range(5):
         costs.follow((PASS, 4), 0.0165)
-    assert (costs.seconds[PASS, 4], costs.changes) == (0.016, changes)
-    for _ in range(20):
-        costs.follow((PASS, 4), 0.030)
-    assert costs.changes == changes + 1
+    assert (passes(costs, 4), costs.changes) == (pytest.approx([0.016]), changes)
+    for _ in range(5):
+        costs.follow((PASS, 4), 0.018)
+    assert (passes(costs, 4), costs.changes) == (pytest.approx([0.017], rel=0.05), changes + 1)
 
 
 @pytest.mark.parametrize("slower", [2.0, 0.5])
 def test_a_machine_that_gets_slower_does_so_for_shapes_that_do_not_run(slower):
     costs, draft = known(), ("x", Effort(1, 2))
     costs.put(draft, 0.002)
-    for seconds in [0.010] * 16 + [slower * 0.010] * 9:
+    for seconds in [0.010] * 16 + [slower * 0.010] * 24:
         costs.follow((PASS, 1), seconds)
-    assert passes(costs, 1, 4, 8) == pytest.approx([slower * s for s in (0.010, 0.016, 0.019)])
-    assert costs.seconds[draft] == pytest.approx(slower * 0.002)
-    for _ in range(5):
-        costs.follow((PASS, 4), slower * 0.016)
-    assert costs.seconds[PASS, 8] == pytest.approx(slower * 0.019)
+    assert costs.plain(1) == pytest.approx(slower * 0.010, rel=0.2)
+    found = [*passes(costs, 4, 8), costs.seconds[draft]]
+    assert found == pytest.approx([costs.plain(1) * n for n in (1.6, 1.9, 0.2)], rel=0.15)
 
 
 def test_what_is_rarely_met_does_not_wander():
@@ -131,20 +132,6 @@ def test_what_is_rarely_met_does_not_wander():
     assert 0.016 <= costs.seconds[PASS, 4] <= 0.0235
 
 
-@pytest.mark.parametrize("handed_on", [False, True])
-def test_what_was_met_since_does_not_move(handed_on):
-    """A prompt of a few tokens, then one of 31k: eight rows are met there before one is."""
-    costs = known()
-    for _ in range(16):
-        costs.follow((PASS, 1), 0.010)
-    if handed_on:
-        costs = Costs(former=costs)
-    for rows, seconds in ((8, 0.057), (1, 0.030)):
-        for _ in range(9):
-            costs.follow((PASS, rows), seconds)
-    assert passes(costs, 1, 4, 8) == pytest.approx([0.030, 0.048, 0.057])
-
-
 @pytest.mark.parametrize("rows", [2, 32])
 def test_the_first_rounds_of_a_shape_say_nothing_of_others(rows):
     costs = Costs()
@@ -155,7 +142,7 @@ def test_the_first_rounds_of_a_shape_say_nothing_of_others(rows):
     for seconds in (0.080, 0.081, 0.009, *[0.008] * 20):
         costs.follow((PASS, rows), seconds)
     found = [costs.seconds[PASS, other] for other in (4, 8, 16)]
-    assert found == pytest.approx([0.010, 0.016, 0.019])
+    assert found == pytest.approx([0.010, 0.016, 0.019], rel=0.06)
 
 
 def test_more_rows_take_no_less():
@@ -167,27 +154,23 @@ def test_more_rows_take_no_less():
 def test_what_was_met_often_is_not_corrected_by_what_was_not():
     """Or drafts seem to lose beside plain rounds that are taken to be as fast as no round was."""
     costs = known()
-    costs.follow((PASS, 4), 0.002)
-    assert costs.plain(1) == 0.010
-    assert passes(costs, 4) == [0.002]
-
-
-def test_two_disturbed_rounds_of_more_rows_say_no_more_than_rows_of_fewer_do():
-    """Or the size would not be met again: 2 rows take no longer than two passes of 1."""
-    costs = Costs()
+    costs.follow((PASS, 1), 0.010)
     for _ in range(3):
-        costs.follow((PASS, 1), 0.010)
-    for seconds, said in ((0.200, 0.011), (0.150, 0.020), (0.090, 0.090)):
-        costs.follow((PASS, 2), seconds)
-        assert passes(costs, 2) == pytest.approx([said])
+        costs.follow((PASS, 4), 0.002)
+    assert [costs.plain(1), *passes(costs, 4)] == pytest.approx([0.010, 0.002])
 
 
-def test_two_disturbed_drafts_say_no_more_than_eight_times_what_was_guessed():
-    costs, one = known(), Effort(1, 2)
-    for seconds, said in ((0.500, 0.048), (0.400, 0.048), (0.300, 0.300)):
-        costs.follow(("x", one), seconds)
-        taken, _ = costs.of_drafts("x", [one], level=0.003, a_row=0.1)
-        assert taken == pytest.approx([said])
+def test_more_rows_take_no_more_than_several_passes_of_fewer():
+    """What disturbed rounds say of a size has this limit, or it would not be met again."""
+    costs = Costs()
+    costs.follow((PASS, 1), 0.010)
+    for seconds in (0.3, 0.2, 0.1, 0.030):
+        costs.follow((PASS, 4), seconds)
+    assert costs.seconds[PASS, 4] > 0.090
+    assert passes(costs, 1, 4) == pytest.approx([0.010, 0.040])
+    for _ in range(16):
+        costs.follow((PASS, 4), 0.050)
+    assert passes(costs, 4) == pytest.approx([0.050], rel=0.06), "unless many rounds say so"
 
 
 def test_rounds_that_draft_nothing_are_steady_after_three():

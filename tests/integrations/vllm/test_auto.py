@@ -364,7 +364,7 @@ def test_where_nothing_is_drafted_plain_steps_are_timed_anew(monkeypatch):
     monkeypatch.setattr(texts.Text, "chain", chain)
     for _ in range(500):
         server.step()
-    assert server.known == pytest.approx(4 * free(1))
+    assert server.known == pytest.approx(4 * free(1), rel=0.2)
 
 
 @pytest.mark.parametrize("remember", [False, True])

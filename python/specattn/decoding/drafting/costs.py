@@ -1,14 +1,13 @@
 """What rounds take, by rows of the whole batch, and drafts, by effort: what real ones took.
 
-A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it; the one
-that records or captures it does not count, nor does a first one that took far longer than was
-guessed. The fastest of its first three rounds stands for it, and later the middle of five, so that
-no outlier decides and three rounds tell it anew. No pass takes longer than one of more rows that
-was met as often; and what one or two disturbed rounds say of a size, or of a draft, has a limit, or
-it would not be met again. Machines slow down and texts grow for all shapes alike, and those that
-are rarely met would else be compared by times of another hour or text: so times are kept in units
-of a pace. Passes of the fewest rows, which are the most frequent, tell it, by the fourth fastest of
-nine, since what disturbs a round makes it slower.
+A shape, a pass of so many rows or a draft of an effort, is guessed until a round had it. The round
+that records or captures it does not count, nor, unless it is faster than was guessed, the next one,
+which meets cold caches. The fastest of two more stands for it, and each later one moves it by a
+little, however long it took: up by less than down, since what disturbs a round makes it slower.
+Machines slow down and texts grow for all shapes alike, and those that are rarely met would else be
+compared by times of another hour or text: so a round of what was met often moves the pace that all
+are kept in, and its own shape less. No pass takes longer than one of more rows that was met as
+often, nor, until it was met often itself, than several of fewer.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import logging
 import math
 import os
 import platform
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -37,11 +35,10 @@ from specattn.files import cache_named, keep
 PASS = "pass"
 """The kind of passes that hand out nothing beside logits and features."""
 
-_EARLY, _RECENT = 3, 5  # rounds of which the fastest counts, and then the middle one
-_PACING = 9  # rounds that tell the pace
-_NEWS = 1.05  # times that a figure moves by, or it stays
-_DOUBT = 1.3  # times what was guessed of a pass that its first round may take
-_MOST = 8.0  # times what was guessed that a draft may take by a few rounds
+_EARLY, _SETTLED = 3, 16  # first rounds, of which the fastest counts; that say nothing of others
+_DOWN, _UP = 0.08, 0.04  # logarithms by which a round moves what is known at most
+_OWN = 1 / 8  # of which, once it is settled, its shape moves so much, and the pace the whole
+_NEWS, _DRIFT = 0.05, 0.2  # logarithms that a figure moves by, and the pace, or they stay
 _LEAST = 1e-9  # seconds
 _FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
@@ -57,25 +54,22 @@ class Costs:
     def __init__(self, file: Path | None = None, former: Costs | None = None):
         self.file, self.changes, self._kept = file, 0, 0
         self.seconds = dict[tuple[str, Any], float]()
-        # When it was, in rounds (0 elsewhere: an earlier process, another length), and units.
-        self._recent = dict[tuple[str, Any], deque[tuple[int, float]]]()
-        self._known = dict[tuple[str, Any], tuple[int, float]]()  # what follows from these
-        self._rounds, self._pace = 0, 1.0  # of so many seconds a unit
+        self._units = dict[tuple[str, Any], float]()  # logarithms, of a pace
+        self._pace = self._told = 0.0  # its own logarithm, and of it in `seconds`
         self._counts = Counter[tuple[str, Any]]()  # rounds of each
-        self.cold = False  # whether first rounds of a size may be slow: then three are awaited
         self._tables = dict[str, tuple[int, list[int], list[float]]]()
         if file is not None and os.path.exists(file):
             self._load(file)
         elif former is not None:
             self.seconds = dict(former.seconds)
-        for shape, seconds in self.seconds.items():  # three rounds tell otherwise
-            self._known[shape] = 0, seconds
-            self._recent[shape] = deque([(0, seconds)] * _RECENT, _PACING)
+        self._units = {shape: math.log(s) for shape, s in self.seconds.items()}
+        self._counts.update(dict.fromkeys(self.seconds, _SETTLED))
 
     def put(self, shape: tuple[str, Any], seconds: float) -> None:
         """Note what was timed aside, until rounds tell what it takes in these."""
-        self._recent[shape] = deque(maxlen=_PACING)
-        self._set(shape, seconds / self._pace)
+        self._counts[shape] = 0
+        self._units[shape] = self._log(seconds)
+        self._tell(shape)
 
     def keep(self) -> None:
         """Keep what is known for later processes, if there is a file for it."""
@@ -93,76 +87,50 @@ class Costs:
 
     def is_steady(self, requests: int) -> bool:
         """Whether rounds that draft nothing were met often enough."""
-        return len(self._recent.get((PASS, requests), ())) >= _EARLY
+        return self._counts[PASS, requests] >= _EARLY
 
-    def follow(self, shape: tuple[str, Any], seconds: float) -> None:
-        """Let a measured time move what is known."""
-        self._rounds += 1
+    def follow(self, shape: tuple[str, Any], seconds: float, guess: float = 0.0) -> None:
+        """Let a measured time move what is known; of a draft nothing may be but a `guess`."""
         self._counts[shape] += 1
-        now, recent = self._rounds, self._recent.setdefault(shape, deque(maxlen=_PACING))
-        passes, known = self.table(PASS)[0], shape in self.seconds
-        recent.append((now, seconds / self._pace))
-        if len(recent) == _EARLY:  # the first may have compiled or met cold caches
-            recent.extend([(now, min(s for _, s in recent))] * _EARLY)
-        times, paces = [s for _, s in recent], shape == (PASS, *passes[:1])
-        is_full, units = len(times) == _PACING, min(times)
-        if len(times) >= _RECENT:
-            units = sorted(times)[3] if paces and is_full else median_low(times[-_RECENT:])
-        if not known and self._awaits(shape, seconds, len(recent)):
-            return
-        moved, since = self._set(shape, units), recent[0][0]
-        # Its own first rounds say nothing of others.
-        if paces and moved != 1 and (since == 0 or self._counts[shape] > 2 * _PACING):
-            self._keep_pace(shape, moved, since)
+        rounds, known, units = self._counts[shape], self._units.get(shape), self._log(seconds)
+        if known is None or rounds <= 2:  # what was timed aside, or met cold caches, says less
+            known = units
+        moved = min(max(units - known, -_DOWN), _UP)
+        if rounds <= _EARLY:
+            moved = min(units - known, 0.0)
+        elif rounds > _SETTLED:
+            self._pace, moved = self._pace + moved, _OWN * moved
+        self._units[shape] = known + moved
+        if rounds < _EARLY and shape[0].startswith(PASS):
+            guess = float(self.of_passes(shape[0], np.array(shape[1])))
+        if rounds >= _EARLY or seconds < guess:  # nothing that disturbs makes a round faster
+            self._tell(shape)
+        self.changes += rounds == _SETTLED  # no longer limited by passes of fewer rows
 
-    def _awaits(self, shape: tuple[str, Any], seconds: float, rounds: int) -> bool:
-        """Whether first rounds of a shape, the last of so many seconds, say nothing by themselves.
+    def _log(self, seconds: float) -> float:
+        return math.log(max(seconds, _LEAST)) - self._pace  # a clock may not see it
 
-        A slow one of a pass, for it would not be met again; where all may be slow, two.
-        """
-        if self.cold or rounds > 1:
-            return self.cold and bool(self.seconds) and rounds < _EARLY
-        kind, size = shape
-        guess = self.of_passes(kind, np.array(size)) if kind.startswith(PASS) else math.inf
-        return seconds > _DOUBT * float(guess)
-
-    def _set(self, shape: tuple[str, Any], units: float) -> float:
-        """Set what a shape takes; return how many times what it took before."""
-        units = max(units, _LEAST)  # a clock may not see it
-        _, before = self._known.get(shape, (0, units))
-        moved = units / before
-        if shape in self.seconds and 1 / _NEWS < moved < _NEWS:
-            units, moved = before, 1.0
-        else:
-            self.changes += 1
-        self._known[shape], self.seconds[shape] = (self._rounds, units), units * self._pace
-        return moved
-
-    def _keep_pace(self, shape: tuple[str, Any], moved: float, since: int) -> None:
-        """Let the pace move with a shape; what was met `since` then was timed at this one."""
-        self._pace *= moved
-        for other, (at, units) in self._known.items():
-            self._known[other] = at, units / moved if at > since or other == shape else units
-            self.seconds[other] = self._known[other][1] * self._pace
-            recent = self._recent[other]
-            times = [(n, s / moved if n > since else s) for n, s in recent]
-            self._recent[other] = deque(times, _PACING)
-
-    def _few(self, kind: str, size: Any) -> bool:
-        """Whether one or two rounds say what a shape takes, which all may have been disturbed."""
-        return 0 < len(self._recent[kind, size]) < _RECENT
+    def _tell(self, shape: tuple[str, Any]) -> None:
+        """Let `seconds` say what is known of a shape, and of all once the pace is another."""
+        drifted = abs(self._pace - self._told) > _DRIFT
+        self._told = self._pace if drifted else self._told
+        for one in {shape, *self.seconds} if drifted else [shape]:
+            told = self._told + self._units[one]
+            if abs(told - math.log(self.seconds.get(one, math.inf))) > _NEWS:
+                self.seconds[one] = math.exp(told)
+                self.changes += 1
 
     def table(self, kind: str) -> tuple[list[int], list[float]]:
         """Return rows, ascending, and seconds of what is known of a kind of passes."""
         if kind not in self._tables or self._tables[kind][0] != self.changes:
             known = sorted((size, s) for (of, size), s in self.seconds.items() if of == kind)
-            met = [(len(self._recent[kind, size]) or _PACING, seconds) for size, seconds in known]
+            met = [(min(self._counts[kind, n] or _SETTLED, _SETTLED), s) for n, s in known]
             # More rows take no less: what seems to was disturbed, if it was not met more often.
             least = [min(s for n, s in met[at:] if n >= met[at][0]) for at in range(len(met))]
-            for at in range(1, len(met)):  # nor does a row take more, as few rounds may say
-                if self._few(kind, known[at][0]):
-                    most = least[at - 1] * known[at][0] / known[at - 1][0]
-                    least[at] = min(least[at], most)
+            for at in range(1, len(met)):  # nor, as some rounds may say, more than passes of fewer
+                if met[at][0] < _SETTLED:
+                    passes = math.ceil(known[at][0] / known[at - 1][0])
+                    least[at] = min(least[at], passes * least[at - 1])
             self._tables[kind] = self.changes, [size for size, _ in known], least
         return self._tables[kind][1:]
 
@@ -197,10 +165,7 @@ class Costs:
         def weight(one: Effort) -> float:
             return one.depth * (1 + a_row * (one.width - 1))
 
-        def most(one: Effort) -> float:  # as few rounds may say
-            return _MOST * level * weight(one) if self._few(name, one) else math.inf
-
-        known = {one: min(s, most(one)) for (of, one), s in self.seconds.items() if of == name}
+        known = {one: s for (of, one), s in self.seconds.items() if of == name}
         least = min((s / weight(one) for one, s in known.items()), default=level)
         found = [known.get(one) or least * weight(one) for one in efforts]
         return np.array(found), not known.keys().isdisjoint(efforts)

@@ -334,7 +334,9 @@ class Pacer:
             elif (known := float(costs.of_passes(shape[0], np.array(shape[1])))) < np.inf:
                 self.ledger.capture = max(0.0, seconds - known)
             if draft is not None and before is not None and not new:
-                costs.follow(draft, drafting)
+                level = share.level * costs.plain(len(ends))
+                guess, _ = costs.of_drafts(share.name, [effort], level, self.a_row)
+                costs.follow(draft, drafting, float(guess[0]))
             self.ledger.elapsed += seconds + drafting
 
         self._unread.append((now, read))

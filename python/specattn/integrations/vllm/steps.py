@@ -48,7 +48,6 @@ class Steps:
             if place not in self._known:
                 near = former[0] == place[0] and abs(former[1] - place[1]) == 1
                 self._known[place] = Costs(former=self.costs if near else None)
-                self._known[place].cold = True  # kernels are compiled in a shape's first steps
             self.requests, self._place, self.costs = len(lengths), place, self._known[place]
 
     def skip(self) -> None:

@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 export PIP_COMPILE := no
 # So what was compiled must be kept, though images of containers say otherwise: tests start processes by dozens.
 unexport PYTHONDONTWRITEBYTECODE
+# What was compiled once is not compiled again, for the wheel or behind a change of one source.
+export CCACHE_DIR := $(CURDIR)/build/ccache
 
 .PHONY: demo test package cpp kernels docs lint fuzz fuzz-triton36 sanitize test-gpu-code test-triton36 test-cuda test-torchao test-vllm bench vllm llama-cpp clean
 
@@ -50,8 +52,9 @@ kernels: $(VENV)/.dev
 	$(PYTHON) tests/kernels_build.py build/kernels "$(TORCH)" kernels==0.17.2 build
 
 ## The CPU kernels as a library for C and C++, installed into build/cpp, and an example that uses it; no Python in it.
+## BUILD=Debug compiles it in an eighth of the time, for slow kernels.
 cpp: $(VENV)/.dev
-	$(BIN)/cmake -S csrc/cpu -B build/cpp/library -DCMAKE_INSTALL_PREFIX=$(CURDIR)/build/cpp/installed > /dev/null
+	$(BIN)/cmake -S csrc/cpu -B build/cpp/library -DCMAKE_BUILD_TYPE=$(or $(BUILD),Release) -DCMAKE_INSTALL_PREFIX=$(CURDIR)/build/cpp/installed > /dev/null
 	$(BIN)/cmake --build build/cpp/library --parallel 2 --target install > /dev/null
 	$(BIN)/cmake -S examples/cpp -B build/cpp/example -DCMAKE_PREFIX_PATH=$(CURDIR)/build/cpp/installed > /dev/null
 	$(BIN)/cmake --build build/cpp/example > /dev/null

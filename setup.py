@@ -5,6 +5,7 @@ Never imports torch: an isolated build must work where torch is not installed ye
 
 import os
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -60,7 +61,11 @@ class BuildSideBySide(build_ext):
     """Compile as many sources at once as there are processors."""
 
     def build_extensions(self):
-        """Give the compiler one source a time, from several threads."""
+        """Give the compiler one source a time, from several threads: by ccache, where it is."""
+        places = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+        if cached := shutil.which("ccache", path=os.pathsep.join(places)):
+            for kind in {"compiler_so", "compiler_so_cxx"} & vars(self.compiler).keys():
+                setattr(self.compiler, kind, [cached, *getattr(self.compiler, kind)])
         compile_all = self.compiler.compile
 
         def compile_each(sources, **options):

@@ -247,25 +247,26 @@ class Pacer:
     def _best(self, share: Share, depth: int, promised: Sequence[float] = ()) -> Choice:
         """Return the best that a drafter offers."""
         offers = self._offers(share, depth)
-        found = max(offers, key=self._rate, default=Choice(share.title, NONE, 1, 0.0, 1.0))
+        found = offers[0] if offers else Choice(share.title, NONE, 1, 0.0, 1.0)
         if not promised or found.tokens < min(promised):
             return found
         # Requests to which more is promised draft that.
         return found._replace(tokens=fmean(max(found.alone, one) for one in promised))
 
     def _offers(self, share: Share, depth: int) -> list[Choice]:
-        """Return a drafter's efforts that fit, each with the rows that suit it best."""
+        """Return a drafter's efforts that fit, each with the rows that suit it best: best first."""
         seconds, depth = self.seconds(share), min(depth, share.deepest)
         if depth not in share.found:
             table, depths = share.gains.table, share.depths
             sizes = (self.together(1 + table) / seconds).argmax(1).tolist()
             fits = np.flatnonzero(depths <= max(depth, depths.min())) if depth > 0 else ()
-            share.found[depth] = [
+            offers = [
                 Choice(share.title, share.efforts[n], int(share.sizes[size]), tokens, taken, tokens)
                 for n in fits
                 for size, tokens in [(sizes[n], 1 + float(table[n, sizes[n]]))]
                 if (taken := float(seconds[n, size])) < np.inf
             ]
+            share.found[depth] = sorted(offers, key=self._rate, reverse=True)
         return share.found[depth]
 
     def _due(self, share: Share, depth: int, best: Choice, rate: float) -> Choice | None:
@@ -283,9 +284,11 @@ class Pacer:
             since = now - tried.get((share.name, NONE), 0.0)
             if is_best:  # what is tried at little cost does not keep others from being tried
                 since = min(2 * since, now - tried.get((share.name, one.effort), 0.0))
+            loss, share_of = (one.seconds - one.tokens / rate) * len(self.shares), AGAIN * since
+            if loss >= share_of:
+                return False
             new = self._new(share.name, one.effort)
-            new += self.ledger.capture * self._records(one.rows, share)
-            return (one.seconds - one.tokens / rate) * len(self.shares) + new < AGAIN * since
+            return loss + new + self.ledger.capture * self._records(one.rows, share) < share_of
 
         found = filter(may, self._offers(share, depth))
         other = min(found, key=lambda one: tried.get((share.name, one.effort), 0.0), default=None)

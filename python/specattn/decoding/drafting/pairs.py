@@ -23,6 +23,7 @@ from specattn.reference.tree_mask import WORD_BITS
 
 MOST_PENDING = 128
 """Tokens of a request whose features are kept until they are needed."""
+_FEWEST = 8  # of them that a program on a GPU reads: as fast as one, and captures are dear
 
 
 Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -143,6 +144,7 @@ class PairBlock(ABC):
         self.pending = nothing.new_zeros(len(first), MOST_PENDING, nothing.shape[-1])
         # Of the pending pairs: the first one's position, and how many of each round's came true.
         self.start, self.most = lengths[:, 0] - 1, 0
+        self.even = True  # whether all requests have accepted as many in each of them
         self.accepted: list[tuple[int, torch.Tensor]] = []
         # Rows of the tree further back than the window are left out by torch's operators alone.
         self.growing = self.programs if window is None or window >= depth else Direct()
@@ -284,15 +286,17 @@ class PairBlock(ABC):
     def accept(self, verified: Verified) -> None:
         """Keep what the layers need of an accepted path, its root included."""
         nodes, counts, _ = verified.accepted
-        features, width = verified.result.features, nodes.shape[1] + 1
+        features, width = verified.result.features, 1 + max(verified.counts)
         if self.most + width > self.pending.shape[1]:
             self.catch_up()
         if width > self.pending.shape[1]:
             self.pending = self.pending.new_zeros(len(nodes), width, features.shape[2])
         if not verified.draft.tree.is_chain:  # whose path lies in its place
-            features = features.gather(1, _wide(pad(nodes.clamp_min(0), (1, 0)), features))
-        self.pending[:, self.most : self.most + width] = features
+            path = pad(nodes[:, : width - 1].clamp_min(0), (1, 0))
+            features = features.gather(1, _wide(path, features))
+        self.pending[:, self.most : self.most + width] = features[:, :width]
         self.accepted.append((width, counts))
+        self.even = self.even and width == 1 + min(verified.counts)
         self.most += width
 
     def catch_up(self) -> None:
@@ -301,7 +305,8 @@ class PairBlock(ABC):
             return
         order, counts = self._accepted()
         # Few sizes, for each is recorded: requests that accepted less repeat their last pair.
-        size = min(1 << (self.most - 1).bit_length(), max(self.most, MOST_PENDING))
+        wanted = max(self.most, _FEWEST if self.target.runner.captures else 1)
+        size = min(1 << (wanted - 1).bit_length(), max(wanted, MOST_PENDING))
         rows = torch.arange(size, device=counts.device)
         steps = torch.minimum(rows, counts[:, None] - 1)
         taken = steps if order is None else order.gather(1, steps)
@@ -313,7 +318,7 @@ class PairBlock(ABC):
         programs: Programs = self.programs if few else Direct()
         x = programs.run(("text", size), self._remember, inputs, len(tokens))
         self.root = _row(x, counts[:, None] - 1)
-        self.start, self.most = self.start + counts, 0
+        self.start, self.most, self.even = self.start + counts, 0, True
         self.accepted.clear()
 
     def _accepted(self) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -323,7 +328,7 @@ class PairBlock(ABC):
         """
         if len(self.accepted) == 1:
             return None, self.accepted[0][1] + 1
-        if self.most == len(self.accepted):
+        if self.even:
             return None, torch.full_like(self.start, self.most)
         steps = torch.arange(max(width for width, _ in self.accepted), device=self.start.device)
         came = [steps[:width] <= counts[:, None] for width, counts in self.accepted]

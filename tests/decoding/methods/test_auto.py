@@ -264,6 +264,23 @@ def test_the_head_among_the_weights_in_the_models_folder_is_found(tmp_path):
     assert Auto(trained="mtp").prepared(model).trained.drafter is found.drafter
 
 
+@pytest.mark.parametrize("kind", [LongSpec, Mtp])
+def test_a_model_that_was_converted_gets_its_drafter_in_the_new_type(tmp_path, kind):
+    """For ``model.float()`` makes no other model of it, and what is found is remembered with it."""
+    model = tiny_model("qwen3", vocab_size=V)
+    if kind is Mtp:
+        model, _ = with_head(model, tmp_path, "Qwen3-Next, Qwen 3.5")
+    else:
+        random_drafter(model, window=8, dtype=torch.float32).save_pretrained(tmp_path / "longspec")
+        model.config._name_or_path = str(tmp_path)
+    text = prompts((9,), vocabulary=V)
+    generate(model, text, "auto", max_new_tokens=8, temperature=0)
+    model.double()
+    assert isinstance(Auto().prepared(model).trained, kind)
+    expected = generate(model, text, "plain", max_new_tokens=40, temperature=0).new_tokens
+    assert generate(model, text, "auto", max_new_tokens=40, temperature=0).new_tokens == expected
+
+
 @pytest.mark.parametrize(
     ("name", "store"),
     [

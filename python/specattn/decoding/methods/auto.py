@@ -119,7 +119,8 @@ class Auto(Method, name="auto"):
             return replace(self, trained=self.trained.prepared(model))
         if self.trained is None:
             return self
-        found = Model.of(model).recall("drafter beside it", lambda: _beside(model))
+        key = "drafter beside it", model.dtype, model.device  # which model.to() changes
+        found = Model.of(model).recall(key, lambda: _beside(model))
         return replace(self, trained=found)
 
     def feature_layers(self, model: PreTrainedModel) -> tuple[int, ...]:

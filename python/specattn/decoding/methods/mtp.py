@@ -64,7 +64,8 @@ class Mtp(Grown[MtpDrafter], name="mtp"):
         if isinstance(given, MtpHead):
             return self
         if given is None:
-            given = Model.of(model).recall("MTP head", lambda: _inside(model))
+            key = "MTP head", model.dtype, model.device  # which model.to() changes
+            given = Model.of(model).recall(key, lambda: _inside(model))
         if given is None:
             folder, depth = folder_of(model), model.config.num_hidden_layers
             if super().offered(folder, depth) is None:

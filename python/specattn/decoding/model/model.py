@@ -29,8 +29,8 @@ class Model:
     - ``"reordered"``: copies of weights that are read in another order
     - ``"quantised"``: by kind, a model with the same weights in fewer bits
     - ``"rounded in place", kind``: that its own layers were rounded
-    - ``"MTP head"``: the one among the weights in its folder, if there is one
-    - ``"drafter beside it"``: the trained drafter in its folder
+    - ``"MTP head", dtype, device``: the one among the weights in its folder, if there is one
+    - ``"drafter beside it", dtype, device``: the trained drafter in its folder
     - ``"drafters"``: what was loaded from folders that methods were given, by kind and folder
     - ``"pace", ...``: what passes and drafts took, by batch and length; what drafters were worth
 

@@ -208,6 +208,21 @@ def test_mistakes_are_named(model, arguments, message):
         generate(model, **{**defaults, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Vegas, r"method: expected a Method or the name of one, .*; Vegas\(\) is one"),
+        (lambda: None, "method: expected a Method or the name of one, got None"),
+        (lambda: Vegas(gamma="4"), "gamma: expected an integer, got '4'"),
+        (lambda: Vegas(gamma=4.5), "gamma: expected an integer, got 4.5"),
+        (lambda: Vegas(gamma=True), "gamma: expected an integer, got True"),
+    ],
+)
+def test_what_is_no_method_is_named(model, make, message):
+    with pytest.raises(TypeError, match=message):
+        generate(model, prompts([9]), make(), max_new_tokens=4)
+
+
 def test_bfloat16_runs():
     output = generate(tiny_model("qwen3").bfloat16(), prompts([9, 30]), VEGAS, max_new_tokens=6)
     assert [len(new) for new in output.new_tokens] == [6, 6]

@@ -163,7 +163,7 @@ def generate(
     Raises
     ------
     TypeError
-        A number, a generator, a config or a stop string is something else.
+        A number, a method, a generator, a config or a stop string is something else.
     ValueError
         A number out of range, something that is no prompt, an unknown method or model family, a
         prompt beyond the capacity, or an option that cannot be obeyed here (beams, scores,
@@ -309,6 +309,10 @@ def resolved(method: Method | str) -> Method:
     """Return the method itself, or the one of that name."""
     if isinstance(method, Method):
         return method
+    if not isinstance(method, str):
+        is_class = isinstance(method, type) and issubclass(method, Method)
+        meant = f"; {method.__name__}() is one" if is_class else ""
+        raise TypeError(f"method: expected a Method or the name of one, got {method!r}{meant}")
     try:
         name, options = parse_method(method)
     except ValueError as error:

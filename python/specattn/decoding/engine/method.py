@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -105,10 +106,14 @@ class Method(ABC):
         """Return a drafter for one run."""
 
     def _require(self, least: int, *names: str) -> None:
-        """Raise ValueError where an option that is given, a number, is less than `least`."""
+        """Raise where an option that is given is no integer (TypeError), or less than `least`."""
         for name in names:
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise TypeError(f"{name}: expected an integer, got {value!r}")
+            if value < least:
                 said = f"be at least {least}" if least else "not be negative"
                 raise ValueError(f"{name} must {said}, got {value}")
 

@@ -22,6 +22,13 @@ def test_without_a_prompt_it_says_what_is_missing(refused):
     refused("--prompt: expected text, got none", "compare", "--prompt", "")
 
 
+def test_an_argument_that_is_no_utf8_is_refused(refused):
+    """Python hands such bytes on as surrogates, which no tokenizer takes."""
+    for option in ("--prompt", "--stop", "--system"):
+        given = ("generate", "--prompt", "x", "--chat", option, "caf\udce9")
+        refused(f"{option}: expected UTF-8 text, got 'caf", *given)
+
+
 def test_a_text_ends_behind_a_stop_string(written, specattn, prompt, tmp_path):
     """By every method, and a saved run knows it."""
     whole, _, _ = written("generate", "--max-new-tokens", 40, "--method", "plain")

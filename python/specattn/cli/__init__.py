@@ -76,7 +76,11 @@ def _told(error: typer.TyperException) -> str:
     if getattr(error, "possibilities", None):
         name: str = error.option_name  # type: ignore[attr-defined]
         return unknown(name, error.possibilities)  # type: ignore[attr-defined]
-    return error.format_message().removeprefix("Invalid value: ")
+    told = error.format_message().removeprefix("Invalid value: ").removesuffix(".")
+    for one in getattr(error.__cause__, "errors", list)():  # pydantic's, which may not say it
+        if (given := repr(one["input"])) not in told:
+            told += f", got {given}"
+    return told
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from specattn.cli.errors import Interrupted
 from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
+from specattn.cli.prompts import read_texts
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, preload, say
 from specattn.machine_load import Others
@@ -45,6 +46,7 @@ class CompareOptions(DecodingOptions):
 @takes_options
 def compare(options: CompareOptions) -> None:
     """Continue a text with several methods, in turn, and print their figures side by side."""
+    texts = read_texts(options)  # first, for what is imported next takes seconds
     preload("specattn.cli.session")
     from specattn.cli.differences import describe, first_difference
     from specattn.cli.page import write_page
@@ -61,7 +63,7 @@ def compare(options: CompareOptions) -> None:
     if not given:
         raise ValueError("--method: expected at least one, got none")
     chosen = {text: build_method(text) for text in given}
-    session = DecodingSession(options, silent=out == STDOUT)
+    session = DecodingSession(options, texts, silent=out == STDOUT)
     prepared = {text: method.prepared(session.model) for text, method in chosen.items()}
     others = Others()
     runs, stopped = _run(session, prepared, options.repeats)

@@ -11,6 +11,7 @@ import typer
 
 from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
+from specattn.cli.prompts import read_texts
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, preload, say
 from specattn.pages.authors import Authors
@@ -48,6 +49,7 @@ class GenerateOptions(DecodingOptions):
 @takes_options
 def generate(options: GenerateOptions) -> None:
     """Continue a text. It goes to standard output, all else to standard error."""
+    texts = read_texts(options)  # first, for what is imported next takes seconds
     preload("specattn.cli.session")
     from specattn.cli.session import DecodingSession
 
@@ -62,7 +64,8 @@ def generate(options: GenerateOptions) -> None:
         started = _join_ranks(options, stack)
         is_first = started is None or started.ranks.rank == 0
         console.quiet = not is_first
-        session = DecodingSession(options, silent=out == STDOUT or not is_first, started=started)
+        silent = out == STDOUT or not is_first
+        session = DecodingSession(options, texts, silent=silent, started=started)
         runs = session.begin(options.resume or options.state, resume=options.resume is not None)
         if (done := len(runs[0].tokens)) >= wanted:
             raise ValueError(f"{runs[0].path} has {done} tokens, not fewer than {wanted}")

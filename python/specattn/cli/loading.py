@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.embedded import EMBEDDED, EMBEDDED_TARGET
 
-STDIN = Path("-")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What is read of a model of the Hub, drafters in its folders included; some have the weights twice.
 _OF_MODELS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -59,11 +57,12 @@ def model_folder(given: str | Path | None, option: str = "--model") -> Path:
     if hub_id is not None:
         path = _fetched(hub_id, option, ["config.json"])
     if not path.is_dir():
-        raise ValueError(f"{option}: {path} is not a folder")
+        raise ValueError(f"{option}: {path} is not a folder, and no Hub id such as Qwen/Qwen3-0.6B")
     try:
         family = json.loads((path / "config.json").read_bytes()).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        raise ValueError(f"{option}: {path} has no readable config.json") from None
+    except (OSError, ValueError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{option}: {path} has no readable config.json: {reason}") from None
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         known = f"transformers {transformers.__version__} knows no models of type {family!r}"
         raise ValueError(f"{option}: {path}: {known}")
@@ -141,43 +140,6 @@ class Prompt:
     file: str
     tokens: list[int]  # what is read of it
     dropped: int = 0  # how many are not read
-
-
-def read_texts(options: DecodingOptions) -> dict[str, str]:
-    """Return the texts by the names of their files; check what needs no tokenizer."""
-    if options.prompt_tokens is not None and options.last_tokens is not None:
-        raise ValueError("give --prompt-tokens or --last-tokens, not both")
-    if options.system is not None and not options.chat:
-        raise ValueError("--system is part of a chat: give --chat too")
-    if options.chat and (options.prompt_tokens or options.last_tokens):
-        raise ValueError("--chat reads whole messages: leave out --prompt-tokens and --last-tokens")
-    if not options.prompt and not options.prompt_file:
-        raise ValueError("what to continue is missing: give --prompt TEXT or --prompt-file FILE")
-    texts = dict[str, str]()
-    for number, text in enumerate(options.prompt or (), start=1):
-        if not text:
-            raise ValueError("--prompt: expected text, got none")
-        texts["--prompt" if len(options.prompt or ()) == 1 else f"--prompt {number}"] = text
-    for file in options.prompt_file or ():
-        name = "standard input" if file == STDIN else str(file)
-        if name in texts:
-            raise ValueError(f"--prompt-file: {file} is given twice")
-        texts[name] = read_text(file, "--prompt-file")
-    return texts
-
-
-def read_text(path: Path, option: str) -> str:
-    """Return the text of the file that `option` names; ``-`` is standard input."""
-    if path != STDIN and not path.is_file():
-        raise ValueError(f"{option}: {path} is not a file")
-    content = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{option}: {path} is not UTF-8 text") from None
-    if not text:
-        raise ValueError(f"{option}: {path} is empty")
-    return text
 
 
 def tokenize(texts: dict[str, str], tokenizer: Any, options: DecodingOptions) -> list[Prompt]:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from transformers.generation import StoppingCriteriaList
 
 from specattn.cli.errors import naming
-from specattn.cli.loading import Checkpoint, Prompt, read_texts, tokenize, versions
+from specattn.cli.loading import Checkpoint, Prompt, tokenize, versions
 from specattn.cli.options import OF_GENERATE, DecodingOptions
 from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import say, status, streamed_text, write_line, write_pieces
@@ -110,16 +110,20 @@ def _left_uncollected() -> Iterator[None]:
 
 
 class DecodingSession:
-    """A loaded model with tokenized prompts; `silent` keeps texts off the standard output.
+    """A loaded model with tokenized `texts`; `silent` keeps texts off the standard output.
 
     What is wrong with the options is a ValueError, checked cheapest first.
     """
 
     def __init__(
-        self, options: DecodingOptions, *, silent: bool = False, started: Started | None = None
+        self,
+        options: DecodingOptions,
+        texts: dict[str, str],
+        *,
+        silent: bool = False,
+        started: Started | None = None,
     ):
         self.options, self.silent, self.started = options, silent, started
-        texts = read_texts(options)
         self.checkpoint = Checkpoint(options)
         self.tokenizer = self.checkpoint.tokenizer
         self.prompts = tokenize(texts, self.tokenizer, options)

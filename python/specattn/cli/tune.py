@@ -10,6 +10,7 @@ import typer
 
 from specattn.cli.errors import Interrupted, one_line_errors
 from specattn.cli.options import ModelOptions, option, takes_options
+from specattn.cli.prompts import read_text
 from specattn.cli.terminal import preload, progress_bars, say
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _tuner(options: TuningOptions) -> Tuner:
     preload("specattn.cli.loading")
     import torch
 
-    from specattn.cli.loading import Checkpoint, read_text, versions
+    from specattn.cli.loading import Checkpoint, versions
     from specattn.distributed.launch import refuse_ranks
     from specattn.training import find_files
     from specattn.tuning import Record, Sweep, Tuner

@@ -33,7 +33,7 @@ class PlanOptions:
     context: int = option(131072, "Cached tokens of each request.", min=1, max=2**31 - 1)
     batch: int = option(1, "Requests decoded together.", min=1, max=2**31 - 1)
     dtype: str = option("bf16", "bf16, fp16 or fp32.")
-    launch: str = option("eager", "eager, as this package's loop does, or graph: no host time.")
+    launch: str = option("eager", "eager, or graph: replayed, as passes on a GPU are here.")
     ranks: int = option(1, "Machines over which the cache is sharded.", min=1, max=2**31 - 1)
     link: str = option("nvlink", "What connects them: nvlink, pcie, ib or ethernet.")
     acceptance: list[str] | None = option(None, "Rates by position, as vegas=0.95; repeatable.")

@@ -46,6 +46,10 @@ class CompareOptions(DecodingOptions):
 @takes_options
 def compare(options: CompareOptions) -> None:
     """Continue a text with several methods, in turn, and print their figures side by side."""
+    out, html = options.json_file, options.html
+    check_outputs(json=out, html=html)
+    if html == STDOUT:
+        raise ValueError("--html: expected a file, got -")
     texts = read_texts(options)  # first, for what is imported next takes seconds
     preload("specattn.cli.session")
     from specattn.cli.differences import describe, first_difference
@@ -54,11 +58,7 @@ def compare(options: CompareOptions) -> None:
     from specattn.decoding.methods import split_methods
     from specattn.distributed.launch import refuse_ranks
 
-    out, html = options.json_file, options.html
     refuse_ranks("specattn compare")
-    check_outputs(json=out, html=html)
-    if html == STDOUT:
-        raise ValueError("--html: expected a file, got -")
     given = [text for several in options.methods for text in split_methods(several)]
     if not given:
         raise ValueError("--method: expected at least one, got none")

@@ -49,16 +49,16 @@ class GenerateOptions(DecodingOptions):
 @takes_options
 def generate(options: GenerateOptions) -> None:
     """Continue a text. It goes to standard output, all else to standard error."""
-    texts = read_texts(options)  # first, for what is imported next takes seconds
-    preload("specattn.cli.session")
-    from specattn.cli.session import DecodingSession
-
     out, wanted = options.json_file, options.max_new_tokens
     check_outputs(json=out, state=options.state, resume=options.resume)
     if options.state and options.resume:
         raise ValueError("--resume saves the run again: leave out --state")
     if options.show and out == STDOUT:
         raise ValueError("--show: standard output is taken by --json -: give that a file")
+    texts = read_texts(options)  # first, for what is imported next takes seconds
+    preload("specattn.cli.session")
+    from specattn.cli.session import DecodingSession
+
     name, method = options.method.partition(":")[0], _built(options)
     with ExitStack() as stack:
         started = _join_ranks(options, stack)

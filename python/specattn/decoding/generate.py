@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -192,7 +194,11 @@ def generate(
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
     if unknown := [name for name in options if name not in GenerationConfig().to_dict()]:
-        raise ValueError(f"not in GenerationConfig: {', '.join(unknown)}")
+        known = *GenerationConfig().to_dict(), *signature(generate).parameters
+        near = {name: get_close_matches(name, known, n=1, cutoff=0.7) for name in unknown}
+        meant = "".join(f"; did you mean {one[0]!r}?" for one in near.values() if one)
+        names = ", ".join(unknown)
+        raise ValueError(f"neither an argument of generate nor in GenerationConfig: {names}{meant}")
     # The cache is our own, whatever a checkpoint says; who asks for none is told so.
     options.setdefault("use_cache", True)
     if generation_config is not None:  # transformers takes one or the other

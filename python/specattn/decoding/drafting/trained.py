@@ -42,6 +42,8 @@ def fitting_drafter(kind: type[D], given: D | Path | str | None, model: PreTrain
                 f"{kind.title} needs a drafter: none was given, and {own} is not a folder"
             )
         folder = Path(own if given is None else cast(Any, given))
+        if not folder.is_dir():
+            raise ValueError(f"drafter: {folder} is not a folder")
 
         def load() -> D:
             found: Any = kind.from_pretrained(folder, dtype=model.dtype)

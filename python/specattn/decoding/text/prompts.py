@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -62,7 +63,7 @@ def _ids(number: int, prompt: Any, tokenizer: Any, vocabulary: int) -> torch.Ten
         own = prompt.device if isinstance(prompt, torch.Tensor) else "cpu"
         ids = torch.as_tensor(prompt, device=own)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"prompt {number} must be token ids, got {prompt!r}") from None
+        raise ValueError(f"prompt {number} must be token ids, got {reprlib.repr(prompt)}") from None
     if ids.dim() != 1 or ids.numel() == 0:
         raise ValueError(
             f"each prompt must be a 1-D tensor of at least one token, got prompt {number} "

@@ -66,6 +66,15 @@ def test_a_copy_is_its_own(both):
     append(3)
 
 
+def test_what_was_read_in_inference_mode_is_gone_on_with_outside(both):
+    """Such as a prompt that many generations begin with: `generate` has torch.no_grad alone."""
+    *_, append = both
+    for inference in (True, False, True, False):
+        with torch.inference_mode(inference), torch.no_grad():
+            append(1)
+            append(300)
+
+
 def test_windows_are_kept_to():
     model = tiny_model("gpt_oss")
     kinds = [type(layer).__name__ for layer in Cache(model.config).layers]

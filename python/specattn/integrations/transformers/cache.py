@@ -81,11 +81,16 @@ def _appended(
         held = new[:, :, :0]
     before = held.shape[2]
     after = before + count
-    if room is None or after > room.shape[1] or not _at_head(held, room, batch):
+    if room is None or after > room.shape[1] or not _at_head(held, room, batch) or _sealed(room):
         room = new.new_empty(batch, after + max(_LEAST_ROOM, after // _ROOM), heads, dim)
         room[:, :before] = held.transpose(1, 2)
     room[:, before:after] = new.transpose(1, 2)
     return room, room[:, :after].transpose(1, 2)
+
+
+def _sealed(room: torch.Tensor) -> bool:
+    """Whether torch lets nobody write to memory now, since it was made in inference mode."""
+    return room.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _at_head(held: torch.Tensor, room: torch.Tensor, batch: int) -> bool:

@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import re
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,24 @@ def test_a_run_with_a_cache_leaves_its_outputs_there(target, tmp_path):
     (path,) = tmp_path.glob("outputs-*.safetensors")
     kept = IndexCache(tmp_path).get(path.stem)
     assert kept.tokens.tolist()[-7:] == [*found.new_tokens[0], END]
+
+
+def test_runs_of_several_threads_remember_together():
+    """One read the texts while another added its own: "deque mutated during iteration"."""
+    outputs, interval = Outputs(), sys.getswitchinterval()
+
+    def runs(thread):
+        for number in range(40):
+            outputs.add([thread, number] * 20)
+            outputs.index()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(runs, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(outputs.index().tokens) == 4 * 40 * (2 * 20 + 1)
 
 
 def test_only_the_newest_outputs_are_remembered():

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -112,28 +113,31 @@ class IndexCache:
 
 
 class Outputs:
-    """What a model has generated, the newest `most` tokens of it."""
+    """What a model has generated, the newest `most` tokens of it, by runs in any threads."""
 
     def __init__(self, most: int = REMEMBERED):
         self.most = most
         self.texts = deque[list[int]]()
         self._size = 0
         self._index: Index | None = None
+        self._lock = threading.Lock()
 
     def add(self, tokens: Sequence[int]) -> None:
         """Remember one text, its end if it is too long, and forget the oldest beyond `most`."""
         kept = list(tokens)[-self.most + 1 :]
-        self.texts.append(kept)
-        self._size += len(kept) + 1
-        while self._size > self.most:
-            self._size -= len(self.texts.popleft()) + 1
-        self._index = None
+        with self._lock:
+            self.texts.append(kept)
+            self._size += len(kept) + 1
+            while self._size > self.most:
+                self._size -= len(self.texts.popleft()) + 1
+            self._index = None
 
     def index(self) -> Index:
         """Return their index, made anew only when something was added."""
-        if self._index is None:
-            self._index = index_of(self.texts)
-        return self._index
+        with self._lock:
+            if self._index is None:
+                self._index = index_of(self.texts)
+            return self._index
 
     def read(self, index: Index) -> None:
         """Add the texts of an index."""

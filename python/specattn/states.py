@@ -135,7 +135,7 @@ class States:
 
         The rows follow `offset` ones, int or integer [B], behind what is committed: as many of the
         last draft's become part of its text as the offset has grown by. A commit, and so the next
-        round, begins anew.
+        round, begins anew; so does `forget_draft`.
         """
         if self._scratch is None:
             options: Any = {"dtype": self.conv_state.dtype, "device": self.state.device}
@@ -149,6 +149,10 @@ class States:
         self._drafted = offset
         self._scratch.verified(rows)
         return self._scratch
+
+    def forget_draft(self) -> None:
+        """Let the next draft begin behind what is committed, as if there had been none before."""
+        self._drafted = None
 
     def room(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where `rows` rows of each request leave what a commit needs, of all layers.

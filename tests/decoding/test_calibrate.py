@@ -3,6 +3,7 @@
 import errno
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,13 +52,29 @@ def test_rounds_take_as_much_more_than_passes_aside_as_plain_ones(captures, monk
     pacer = SimpleNamespace(
         costs=costs, requests=1, most_looked_up=1, shares=[share], captures=captures, met=set(),
         clock=clock, ledger=Ledger(9.0),
-        target=SimpleNamespace(runner=SimpleNamespace(most_rows=9)),
+        target=SimpleNamespace(
+            runner=SimpleNamespace(most_rows=9), forget_draft=lambda: None
+        ),
     )  # fmt: skip
     calibrating.calibrate(pacer, torch.zeros(1))
     assert costs.seconds[PASS, 4] == pytest.approx(0.011)
     assert costs.seconds["x", Effort(1, 3)] == pytest.approx(0.003)
     assert pacer.ledger.capture == pytest.approx(0.5)
     assert pacer.met == {(PASS, 4), ("x", Effort(1, 3))} | ({(PASS, 2)} if captures else set())
+
+
+@pytest.mark.parametrize("name", ["vegas", "streaming", "triforce", "small", "auto"])
+def test_drafts_of_layers_with_a_state_are_timed_too(name):
+    """Each began where the one before had ended, which is behind its own beginning."""
+    model = tiny_model("qwen3_next", vocab_size=24)
+    method = METHODS["triforce" if name == "small" else name]()
+    if name == "small":
+        method = replace(method, draft=drafter_of("small", "qwen3", 24, 0.7), draft_budget=20)
+    calibrate(model, method, length=30, batch=2)
+    texts = prompts([30, 26], vocabulary=24)
+    output = generate(model, texts, method, max_new_tokens=16, temperature=0)
+    plain = generate(model, texts, "plain", max_new_tokens=16, temperature=0)
+    assert output.new_tokens == plain.new_tokens
 
 
 @pytest.mark.parametrize("option", ["length", "batch"])

@@ -230,6 +230,11 @@ class CachedModel:
             selector = selector.settled()
         return self.runner.run(self._draft_plan(tokens.shape[1], offset, selector), tokens)
 
+    def forget_draft(self) -> None:
+        """Let the next draft begin behind what is committed: one was tried aside."""
+        if self.cache.states is not None:
+            self.cache.states.forget_draft()
+
     def draft_chain(
         self,
         root: torch.Tensor,

@@ -347,9 +347,47 @@ def test_the_ends_of_ranges_are_taken(model, given):
     assert len(new) == 2
 
 
-def test_numbers_of_other_types_are_taken():
-    model, expected = tiny_model("qwen3"), None
-    for kind in (int, np.int64, torch.tensor):
-        found = generate(model, [1, 2, 3], "plain", max_new_tokens=kind(3), seed=kind(5))
-        expected = expected or found.new_tokens
-        assert found.new_tokens == expected
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_new_tokens": 3, "capacity": 90, "num_pregenerated": 1},
+        {"max_length": 6},
+        {"max_new_tokens": 3, "temperature": 2.0, "seed": 5, "repetition_penalty": 1.5},
+        {"max_new_tokens": 3, "temperature": 2.0, "seed": 5, "top_k": 0, "top_p": 0.75},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [np.asarray, np.float32, torch.tensor])
+def test_numbers_of_other_types_are_taken(model, given, kind):
+    """Seeds of NumPy, and a temperature of 2 in place of 2.0, ended in others' errors."""
+
+    def converted(value):
+        if kind is not np.float32:
+            return kind(value)[()]
+        return np.int64(value) if isinstance(value, int) else np.float32(value)
+
+    other = {name: converted(value) for name, value in given.items()}
+    found = [
+        generate(model, [1, 2, 3], "suffix", **options).new_tokens for options in (given, other)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
+def test_a_whole_number_is_a_number(model, name):
+    options = {"max_new_tokens": 3, "do_sample": True, "seed": 5}
+    found = [
+        generate(model, [1, 2, 3], "plain", **options, **{name: value}).new_tokens
+        for value in (2, 2.0)
+    ]
+    assert found[0] == found[1]
+
+
+def test_numbers_of_other_types_are_taken_inside_transformers_too(model):
+    ids, given = prompts([9])[0][None], {"max_new_tokens": 4, "do_sample": True}
+    found = [
+        model.generate(ids, custom_generate=VEGAS, seed=kind(5), **given)
+        for kind in (int, np.int64, torch.tensor)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -32,7 +32,7 @@ from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.replay import Compile
-from specattn.decoding.text.numbers import check_numbers
+from specattn.decoding.text.numbers import checked_numbers
 from specattn.decoding.text.processors import CONTEXT_FREE
 from specattn.decoding.text.prompts import Prompts, as_prompts
 from specattn.decoding.text.statistics import Statistics
@@ -173,7 +173,7 @@ def generate(
     RanksDisagree, RankLost
         On several ranks: one makes another call, or does not answer.
     """
-    check_numbers(
+    options = checked_numbers(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
@@ -181,6 +181,8 @@ def generate(
         num_pregenerated=num_pregenerated,
         **options,
     )
+    max_new_tokens, temperature = options.pop("max_new_tokens"), options.pop("temperature")
+    given: Any = {n: options.pop(n) for n in ("seed", "capacity", "num_pregenerated")}
     _check_kinds(generator=generator, generation_config=generation_config)
     method, model = resolved(method), text_model(model)
     if quantize is not None:
@@ -239,12 +241,10 @@ def generate(
         on_round=on_round,
         on_prefill=on_prefill,
         generator=generator,
-        seed=seed,
-        capacity=capacity,
-        num_pregenerated=num_pregenerated,
         compile=compile,
         kv_dtype=kv_dtype,
         context_parallel=context_parallel,
+        **given,
     )
     sequences, statistics = run(method, model, texts, config, run_options, streamer)
     new_tokens = [sequences.new_tokens(row) for row in range(len(texts.rows))]

@@ -33,7 +33,7 @@ from specattn.decoding.model.text_model import text_model
 from specattn.decoding.passes.attention import HEAD
 from specattn.decoding.passes.replay import Compile
 from specattn.decoding.ranks.lockstep import Lockstep
-from specattn.decoding.text.numbers import check_numbers
+from specattn.decoding.text.numbers import checked_numbers
 from specattn.decoding.text.rounds import Round
 from specattn.decoding.text.sampling import Sampler
 from specattn.decoding.text.sequences import Sequences
@@ -218,7 +218,7 @@ class Texts(NamedTuple):
     @property
     def limits(self) -> list[int]:
         """Where each row must end; 0 where nothing says so."""
-        return [criteria.max_length or 0 for criteria in self.criteria]
+        return [int(criteria.max_length or 0) for criteria in self.criteria]
 
     @property
     def most_new(self) -> int:
@@ -246,7 +246,8 @@ def run(
             f"streamer follows one prompt, got {len(texts.rows)}; use on_tokens instead"
         )
     own = {name: getattr(options, name) for name in ("seed", "capacity", "num_pregenerated")}
-    check_numbers(prefill_chunk_size=config.prefill_chunk_size, **own)
+    checked_numbers(prefill_chunk_size=config.prefill_chunk_size)
+    options = replace(options, **checked_numbers(**own))
     model = text_model(model)
     if 0 in texts.limits:
         raise ValueError("the run has no end: give max_new_tokens or max_length")

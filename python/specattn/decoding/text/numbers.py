@@ -58,10 +58,11 @@ _RANGES = {
 }
 
 
-def check_numbers(**given: Any) -> None:
-    """Raise for numbers that are neither None nor what they may be; other options pass.
+def checked_numbers(**given: Any) -> dict[str, Any]:
+    """Return options with their numbers as int and float; what is None, and other options, stay.
 
-    TypeError: it is of another kind. ValueError: it is out of range, or not finite.
+    NumPy's numbers and tensors without dimensions are numbers, too; transformers takes floats alone
+    for some. TypeError: one is of another kind. ValueError: it is out of range, or not finite.
     """
     for name in given.keys() & _RANGES.keys():
         value, allowed = given[name], _RANGES[name]
@@ -73,3 +74,5 @@ def check_numbers(**given: Any) -> None:
         inside = allowed.least <= found <= allowed.most and found != math.inf
         if not inside or allowed.above and found == allowed.least:
             raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        given[name] = int(found) if allowed.kind is Integral else float(found)
+    return given

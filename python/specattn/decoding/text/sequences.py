@@ -111,7 +111,7 @@ class Sequences:
         self.generated_from = [start - num_pregenerated for start in self._starts]
         if isinstance(stopping_criteria, StoppingCriteriaList):
             stopping_criteria = [stopping_criteria] * len(rows)
-        self._limits = [criteria.max_length or room for criteria in stopping_criteria]
+        self._limits = [int(criteria.max_length or room) for criteria in stopping_criteria]
         self._rules = [_rules(criteria) for criteria in stopping_criteria]
         self._end_tokens = [_end_tokens(criteria) for criteria in stopping_criteria]
         self.room = room - max(self._limits) + max(map(operator.sub, self._limits, self._starts))

@@ -94,6 +94,70 @@ def test_wide_trees_need_more_than_one_mask_word():
     assert output.statistics.total.mean_acceptance_length > 1.5
 
 
+@dataclass(frozen=True)
+class Drafts(Method):
+    """Drafts what a function of the roots does, and says that it has `nodes` nodes at most."""
+
+    make: object = None
+    nodes: int = 4
+
+    @property
+    def max_nodes(self):
+        return self.nodes
+
+    def start(self, context):
+        drafter = Drafter()
+        drafter.propose = self.make
+        return drafter
+
+
+def nodes_of(root, count, dtype=torch.int64):
+    return torch.ones(len(root), count, dtype=dtype).index_copy_(
+        1, torch.tensor([0]), root[:, None].to(dtype)
+    )
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda root: Draft(Tree.chain(2), nodes_of(root, 4)),
+            r"draft: expected tokens \[B = 2, T = 3\] of int64 for its tree, got \[2, 4\] of",
+        ),
+        (
+            lambda root: Draft(Tree.chain(3), nodes_of(root, 4)[:1]),
+            r"expected tokens \[B = 2, T = 4\] of int64 for its tree, got \[1, 4\] of torch.int64",
+        ),
+        (
+            lambda root: Draft(Tree.chain(3), nodes_of(root, 4, torch.int32)),
+            r"expected tokens \[B = 2, T = 4\] of int64 for its tree, got \[2, 4\] of torch.int32",
+        ),
+        (
+            lambda root: Draft(Tree([[-1, 0]] * 3), nodes_of(root, 2)),
+            "draft: 3 trees were drafted for 2 requests",
+        ),
+        (
+            lambda root: Draft(Tree([-1] + [0] * 89), nodes_of(root, 90)),
+            "the tree has 90 nodes, and the cache has room for 13: the method's max_nodes must",
+        ),
+    ],
+    ids=["tokens", "requests", "int32", "trees", "nodes"],
+)
+def test_drafts_that_do_not_fit_are_named(make, message, compile):
+    """Before, whatever kernel or module met them first said so in its own words."""
+    model, texts = tiny_model("qwen3"), prompts([5, 9])
+    with pytest.raises(ValueError, match=message):
+        generate(model, texts, Drafts(make), max_new_tokens=8, compile=compile)
+
+
+def test_tokens_may_lie_anyhow():
+    model, texts = tiny_model("qwen3"), prompts([5, 9])
+    method = Drafts(lambda root: Draft(Tree.chain(2), torch.stack([root, root + 0, root + 0]).T))
+    output = generate(model, texts, method, max_new_tokens=8)
+    assert output.new_tokens == [greedy_by_transformers(model, p, 8) for p in texts]
+
+
 class StopAt(StoppingCriteria):
     """Stops a row at a token, given by the row's first prompt token."""
 

@@ -49,7 +49,7 @@ class Draft(NamedTuple):
     tree : Tree
         T nodes; node 0 is the root.
     tokens : Tensor, int64 [B, T]
-        The root is the last committed token.
+        The root is the last committed token. Those of padding are looked up and have no effect.
     probs : Tensor, float32 [B, T, V], or None
         Row n is the distribution that node n's children were sampled from; None if they were
         chosen deterministically. See `specattn.acceptance.accept`.
@@ -61,6 +61,28 @@ class Draft(NamedTuple):
     tokens: torch.Tensor
     probs: torch.Tensor | None = None
     drafters: Sequence[str] | None = None
+
+    def checked(self, requests: int, room: int) -> Draft:
+        """Return a draft for so many requests, the tokens of each side by side.
+
+        `room` is how many nodes the cache has room for. ValueError: tree and tokens do not fit
+        together, or one of these.
+        """
+        tree, tokens = self.tree, self.tokens
+        if tree.batch_size not in (None, requests):
+            raise ValueError(f"draft: {tree.batch_size} trees were drafted for {requests} requests")
+        shape, dtype = tuple(tokens.shape), tokens.dtype
+        if shape != (requests, tree.size) or dtype != torch.int64:
+            raise ValueError(
+                f"draft: expected tokens [B = {requests}, T = {tree.size}] of int64 for its tree, "
+                f"got {list(shape)} of {dtype}"
+            )
+        if tree.size > room:
+            raise ValueError(
+                f"draft: the tree has {tree.size} nodes, and the cache has room for {room}: the "
+                "method's max_nodes must be those of its largest tree"
+            )
+        return self if tokens.stride(1) == 1 else self._replace(tokens=tokens.contiguous())
 
 
 class Verified(NamedTuple):

@@ -88,7 +88,8 @@ def run_rounds(
     root = moved(torch.stack([prompt[-1] for prompt in sequences.prompts]), target.device)
 
     while sequences.active:
-        draft = drafter.propose(root)
+        room = target.cache.capacity - max(sequences.active_lengths) + 1  # the root is not cached
+        draft = drafter.propose(root).checked(len(sequences.active), room)
         watch.lap("draft_seconds")
 
         prefix = target.cache.seqlens

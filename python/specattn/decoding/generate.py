@@ -113,9 +113,10 @@ def generate(
         from `generator`, by default torch's global one. Give one of them, not both.
     generation_config, logits_processor, stopping_criteria, prefix_allowed_tokens_fn : optional
         As in `transformers.GenerationMixin.generate`. Processors must be functions of their
-        arguments alone, and are asked about texts that can occur alone; criteria are asked after
-        every single token of every request. None of them sees padding: a request's text is what it
-        would be in a batch of its own.
+        arguments alone. They are asked about no text that a token they forbid, an end token or its
+        length rules out, though about drafts behind what another criterion or a stop string ends;
+        criteria are asked after every single token of every request. None of them sees padding: a
+        request's text is what it would be in a batch of its own.
     stop_strings, tokenizer : optional
         A request stops when its text ends with one of the strings, by default those of
         `generation_config`, then of the model's own; an empty list turns them off. Strings need the

@@ -38,8 +38,9 @@ class ContextualProcessors:
 
     Plain decoding calls the processors once per token, with the text so far. Here they judge each
     node of a draft as if its path were part of the text, and no node that cannot occur: what
-    follows a token that they forbid, a token that ends the text, or more tokens than may come.
-    Processors may refuse such texts, and plain decoding never shows any.
+    follows a token that they forbid, an end token, or more tokens than may come. Processors may
+    refuse such texts, and plain decoding never shows any. What other criteria end is not known
+    here: they are asked once about each text, when it is emitted.
 
     They are functions of their arguments alone, of a text, its row's number and scores: one that
     remembers earlier calls raises ValueError. On the CPU, unless one knows rows, `by_node` has each

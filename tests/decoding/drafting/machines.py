@@ -37,6 +37,11 @@ MACHINES = {
         "passes": {1: 1.5, 2: 1.55, 4: 1.75, 8: 2.3, 16: 3.5, 32: 6.5, 65: 12.5},
         "beyond": 99, "lookup": 0.1, "drafts": (0.2, 0.17, 0.06), "cold": (1.5, 0),
     },
+    # As measured on two cores of a Zen 4, behind 4k tokens: a draft has much that is no level's.
+    "toy zen4": {
+        "passes": {1: 2.1, 2: 2.8, 4: 3.9, 8: 4.6, 16: 7.8, 32: 14.5, 65: 28},
+        "beyond": 99, "lookup": 0.15, "drafts": (0.9, 0.58, 0.06), "cold": (1.5, 0),
+    },
     "0.6b": {
         "passes": {1: 47, 2: 50, 4: 56, 8: 69, 16: 113, 32: 210, 65: 416},
         "beyond": 999, "lookup": 0.15, "drafts": (4, 6.5, 0.3), "cold": (47, 0),

@@ -32,21 +32,40 @@ def tree(chances, batch=1):
     )
 
 
+BEST, BELOW = 1, 2
+"""Kinds of tokens: their parent's best, and two levels and more below the root."""
+
+
 def test_what_came_true_often_is_believed():
-    """Tokens of a chance of 0.6 that come true three times of ten: by kind, not by number."""
-    truth = Truth(greedy=False)
-    kinds = np.full(10, 4)
+    """Best tokens of a chance of 0.6 that come true three times of ten: by kind, not by number."""
+    truth, own = Truth(greedy=False), np.full(10, 0.6)
+    kinds = np.full(10, BEST)
     for _ in range(20):
-        truth.learn(kinds, np.arange(10) < 3)
-    assert truth.of(np.array([4]))[0] == pytest.approx(0.3, abs=0.02)
-    assert truth.of(np.array([5]))[0] == pytest.approx(0.8), "another kind is left alone"
+        truth.learn(kinds, own, np.arange(10) < 3)
+    believed = truth.of(np.array([BEST, BEST, BEST + BELOW]), np.array([0.6, 0.9, 0.6]))
+    # One of 0.9 is wrong so much more often as well; another kind is left alone.
+    assert believed == pytest.approx([0.3, 1 - 0.1 * 0.7 / 0.4, 0.6], abs=0.02)
     for _ in range(8):
-        truth.learn(kinds, np.ones(10))
-    assert truth.of(np.array([4]))[0] > 0.7, "what is old weighs less"
+        truth.learn(kinds, own, np.ones(10, bool))
+    assert truth.of(np.array([BEST]), np.array([0.6]))[0] > 0.7, "what is old weighs less"
+
+
+def test_few_tokens_tell_that_a_drafter_doubts_too_much():
+    """Twenty of a chance of 0.6, of which one was wrong: the next is taken for 0.9 and more."""
+    truth = Truth(greedy=True)
+    truth.learn(np.full(20, BEST), np.full(20, 0.6), np.arange(20) > 0)
+    assert truth.of(np.array([BEST]), np.array([0.6]))[0] > 0.9
+
+
+def test_others_than_the_best_are_learned_of_by_how_often_they_come_true():
+    truth = Truth(greedy=False)
+    truth.learn(np.full(100, BELOW), np.full(100, 0.1), np.arange(100) < 30)
+    assert truth.of(np.array([BELOW]), np.array([0.2]))[0] == pytest.approx(0.6, abs=0.03)
+    assert truth.of(np.array([BELOW]), np.array([0.5]))[0] == 1, "a chance at most"
 
 
 def test_a_greedy_target_takes_the_best_more_often_than_its_chance():
-    best, other = (Truth(greedy=True).of(np.array([kind]))[0] for kind in (7 + 3, 3))
+    best, other = Truth(greedy=True).of(np.array([BEST, 0]), np.array([0.4, 0.4]))
     assert best == pytest.approx(1 - 0.6**2)
     assert other == pytest.approx(0.2)
 
@@ -54,7 +73,7 @@ def test_a_greedy_target_takes_the_best_more_often_than_its_chance():
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_tree_tells_what_each_smaller_one_brings(batch):
     gains = TreeGains(EFFORTS, SIZES, greedy=False)
-    gains.truth.of = lambda kinds: np.array([0.02, 0.1, 0.22, 0.4, 0.6, 0.8, 0.96])[kinds % 7]
+    gains.truth.of = lambda kinds, own: own
     for _ in range(200):
         found = gains.note(2, tree((0.6, 0.4, 0.8, 0.1), batch))
     # In the order of their own chances: 0.6, 0.48, 0.4, 0.06.
@@ -89,17 +108,18 @@ def test_larger_efforts_move_with_what_was_drafted():
 
 def test_only_nodes_whose_parents_came_true_are_learned_of():
     gains = TreeGains(EFFORTS, SIZES, greedy=False)
-    before = gains.truth.offered.copy()
+    before = gains.truth.expected.sum()
     gains.note(2, tree((0.6, 0.35, 0.8, 0.1)))
     gains.learn([[5, 9]])  # the best child came, then neither of its children
-    assert gains.truth.offered.sum() - before.sum() == 4
+    below = 0.2 + 0.1  # that the best is wrong, that the other is right
+    assert gains.truth.expected.sum() - before == pytest.approx(0.4 + 0.35 + below)
     gains.note(2, tree((0.6, 0.35, 0.8, 0.1)))
     gains.learn([[6]])
-    assert gains.truth.offered.sum() - before.sum() == 4 + 2
+    assert gains.truth.expected.sum() - before == pytest.approx(2 * (0.4 + 0.35) + below)
     gains.note(2, tree((0.6, 0.35, 0.8, 0.1)))
     gains.learn([None])
     gains.learn([[5, 7]])  # nothing was noted
-    assert gains.truth.offered.sum() - before.sum() == 4 + 2
+    assert gains.truth.expected.sum() - before == pytest.approx(2 * (0.4 + 0.35) + below)
 
 
 def test_nodes_that_fill_up_count_nothing():
@@ -109,9 +129,9 @@ def test_nodes_that_fill_up_count_nothing():
     gains = TreeGains(EFFORTS, SIZES, greedy=False)
     found = gains.note(2, nodes._replace(scores=scores))
     assert found[0, -1] == found[0, 2] < 1.2
-    before = gains.truth.offered.sum()
+    before = gains.truth.expected.sum()
     gains.learn([[5, 7]])
-    assert gains.truth.offered.sum() - before == 2
+    assert gains.truth.expected.sum() - before == pytest.approx(0.4 + 0.4)
 
 
 @given(st.data())
@@ -130,17 +150,16 @@ def test_expectations_of_random_trees_are_those_of_a_plain_statement(data):
             paths[row, i] = own[row][i] * (1 if parent < 0 else paths[row, parent])
     effort = Effort(9, n)
     gains = TreeGains([effort], SIZES, greedy=False)
-    gains.truth.of = lambda kinds: np.array([0.02, 0.1, 0.22, 0.4, 0.6, 0.8, 0.96])[kinds % 7]
+    gains.truth.of = lambda kinds, own: own
     nodes = Nodes(
         torch.zeros(batch, n, dtype=torch.int64), torch.from_numpy(paths).log(),
         torch.tensor(parents), levels, np.zeros((batch, n), int),
     )  # fmt: skip
     found = gains.note(0, nodes)
-    means = {0.03: 0.02, 0.2: 0.22, 0.55: 0.6, 0.85: 0.8}
     for row in range(batch):
         worth = []
         for i, parent in enumerate(parents[row]):
-            worth.append(means[own[row][i]] * (1 if parent < 0 else worth[parent]))
+            worth.append(own[row][i] * (1 if parent < 0 else worth[parent]))
         order = sorted(range(n), key=lambda i: -paths[row, i])
         sums = [0.0, *np.cumsum([worth[i] for i in order])]
         exact = [sums[min(size - 1, n)] for size in SIZES]

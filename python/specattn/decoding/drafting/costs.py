@@ -40,6 +40,7 @@ _DOWN, _UP = 0.08, 0.04  # logarithms by which a round moves what is known at mo
 _OWN = 1 / 8  # of which, once it is settled, its shape moves so much, and the pace the whole
 _NEWS, _DRIFT = 0.05, 0.2  # logarithms that a figure moves by, and the pace, or they stay
 _LEAST = 1e-9  # seconds
+_LEVELS = 0.5  # of the one draft that is known: what its levels take
 _FAR = 2.0**20  # rows behind the largest known size to which a line is drawn
 _ALIKE = 1.5  # lengths and batches whose passes are taken to cost the same
 _log = logging.getLogger(__name__)
@@ -158,16 +159,25 @@ class Costs:
     ) -> tuple[Any, bool]:
         """Return the seconds of drafts, and whether one of them is known.
 
-        Others are in proportion to what those took, or so much a level; another node of a level
-        takes `a_row` of the first.
+        By nodes, of which another of a level takes `a_row` of the first: on lines between known
+        ones, less in proportion, more by the flattest line to the largest known one: what is
+        guessed too low is mended by a round. Where none is known a level takes `level`.
         """
 
         def weight(one: Effort) -> float:
             return one.depth * (1 + a_row * (one.width - 1))
 
         known = {one: s for (of, one), s in self.seconds.items() if of == name}
-        least = min((s / weight(one) for one, s in known.items()), default=level)
-        found = [known.get(one) or least * weight(one) for one in efforts]
+        weights = np.array([weight(one) for one in efforts])
+        if not known:
+            return level * weights, False
+        met = sorted((weight(one), s) for one, s in known.items())
+        found = np.interp(weights, *zip(*met, strict=True))
+        least, (most, last) = met[0][0], met[-1]
+        slopes = [(last - s) / (most - n) for n, s in met if n < most] or [_LEVELS * last / most]
+        found += max(0.0, min(slopes)) * np.maximum(weights - most, 0)
+        found *= np.minimum(weights / least, 1)
+        found = [known.get(one, s) for one, s in zip(efforts, found.tolist(), strict=True)]
         return np.array(found), not known.keys().isdisjoint(efforts)
 
     def _load(self, file: Path) -> None:

@@ -12,9 +12,8 @@ import torch
 SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 """Rows of a request in a pass, root included: few sizes, so that each is met again."""
 
-_REMEMBERS, _KNOWN = 8, 32.0  # drafts over which gains are averaged; tokens of a kind that count
-_EDGES = np.array([0.05, 0.15, 0.3, 0.5, 0.7, 0.9])  # ranges of a token's own chance ...
-_CHANCES = np.array([0.02, 0.1, 0.22, 0.4, 0.6, 0.8, 0.96])  # ... and what stands for each
+_REMEMBERS = 8  # drafts over which gains are averaged
+_PRIOR, _KNOWN = 0.5, 8.0  # expected events that nothing learned weighs, and that are remembered
 _GUESS, _DOUBT = 0.8, 2.0  # chance that a token of a chain is accepted, and what that weighs
 _NOTHING = -1.0  # expected of a size that an effort does not have: less than of no draft
 
@@ -87,29 +86,35 @@ class Nodes(NamedTuple):
 
 
 class Truth:
-    """How often drafted tokens came true, by their own chance behind their parent.
+    """How often drafted tokens came true, beside what their own chance behind their parent says.
 
-    And by two things more: whether they are their parent's best, for a greedy target takes hardly
-    any other; and whether they stand right behind the root, for a round begins where the last
-    round's draft failed.
+    Apart of those that are their parent's best, for a greedy target takes hardly any other, and of
+    those right behind the root, for a round begins where the last one's draft failed. What is
+    learned is how much more often than that the rarer thing happens: that the best fails, that
+    another comes true.
     """
 
     def __init__(self, greedy: bool):
-        self.offered = np.full((2, 2, len(_CHANCES)), 4.0)  # deep, best, range of chances
-        best = 1 - (1 - _CHANCES) ** 2 if greedy else _CHANCES
-        others = _CHANCES / 2 if greedy else _CHANCES
-        self.true = self.offered * np.stack([others, best])
+        self.greedy = greedy
+        self.expected = np.full(4, _PRIOR)  # rare things, by 2 * deep + best
+        self.seen = np.full(4, _PRIOR)
 
-    def of(self, kinds: Any) -> Any:
-        """Return how likely tokens of some `kinds` come true where their parents do."""
-        return (self.true / self.offered).ravel()[kinds]
+    def rare(self, kinds: Any, own: Any) -> Any:
+        """Return how likely the rarer thing is by tokens' `own` chances alone."""
+        best = kinds % 2 == 1
+        return np.where(best, (1 - own) ** (1 + self.greedy), own / (1 + self.greedy))
 
-    def learn(self, kinds: Any, true: Any) -> None:
+    def of(self, kinds: Any, own: Any) -> Any:
+        """Return how likely tokens come true where their parents do."""
+        rare = np.minimum(1.0, self.rare(kinds, own) * (self.seen / self.expected)[kinds])
+        return np.where(kinds % 2 == 1, 1 - rare, rare)
+
+    def learn(self, kinds: Any, own: Any, true: Any) -> None:
         """Learn of tokens whose parents came true, whether they were verified or not."""
-        for counts, more in ((self.offered, None), (self.true, true)):
-            counts += np.bincount(kinds, more, counts.size).reshape(counts.shape)
-        self.true *= np.minimum(1.0, _KNOWN / self.offered)
-        np.minimum(self.offered, _KNOWN, out=self.offered)
+        self.expected += np.bincount(kinds, self.rare(kinds, own), 4)
+        self.seen += np.bincount(kinds, true != (kinds % 2 == 1), 4)
+        keep = np.minimum(1.0, _KNOWN / self.expected)
+        self.expected, self.seen = self.expected * keep, self.seen * keep
 
 
 class TreeGains:
@@ -153,12 +158,12 @@ class TreeGains:
         best = np.zeros(batch * n, bool)
         at_root = np.where(parents < 0, batch * n + np.arange(batch)[:, None], parents + shift)
         best[np.unique(at_root.ravel(), return_index=True)[1]] = True
-        kinds = (2 * (levels > 1) + best) * len(_CHANCES) + np.searchsorted(_EDGES, own)
-        path = np.append(np.where(fills, 0.0, self.truth.of(kinds)), 1.0)
+        kinds = 2 * (levels > 1) + best
+        path = np.append(np.where(fills, 0.0, self.truth.of(kinds, own)), 1.0)
         each = [np.flatnonzero(levels == level) for level in range(1, levels.max() + 1)]
         for at in each[1:]:
             path[at] *= path[above[at]]
-        self._waits = nodes.tokens, levels, above, each, kinds, fills
+        self._waits = nodes.tokens, levels, above, each, kinds, own, fills
         order = np.argsort(-scores.reshape(batch, n), 1, kind="stable") + shift
         gains = np.zeros((len(self.table), batch, len(self.sizes)))
         within = np.flatnonzero(self._within[:, number])
@@ -191,7 +196,7 @@ class TreeGains:
         """
         if self._waits is None:
             return
-        tokens, levels, above, each, kinds, fills = self._waits
+        tokens, levels, above, each, kinds, own, fills = self._waits
         self._waits = None
         came = np.full((len(emitted), len(each)), -1)
         for row, text in zip(came, emitted, strict=True):
@@ -202,7 +207,7 @@ class TreeGains:
         for at in each[1:]:
             right[at] &= right[above[at]]
         seen = right[above] & (wanted >= 0) & ~fills
-        self.truth.learn(kinds[seen], right[:-1][seen])
+        self.truth.learn(kinds[seen], own[seen], right[:-1][seen])
 
 
 class ChainGains:

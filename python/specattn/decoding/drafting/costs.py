@@ -172,7 +172,7 @@ class Costs:
         if not known:
             return level * weights, False
         met = sorted((weight(one), s) for one, s in known.items())
-        found = np.interp(weights, *zip(*met, strict=True))
+        found = np.interp(weights, [n for n, _ in met], [s for _, s in met])
         least, (most, last) = met[0][0], met[-1]
         slopes = [(last - s) / (most - n) for n, s in met if n < most] or [_LEVELS * last / most]
         found += max(0.0, min(slopes)) * np.maximum(weights - most, 0)

@@ -194,10 +194,10 @@ def test_drafts_that_were_not_timed_are_guessed_by_those_that_were():
     costs.put(("y", Effort(1, 2)), 0.001)
     assert guessed() == ([0.012, 0.018, 0.006], False)
     costs.put(("x", Effort(1, 2)), 0.002)
-    assert guessed() == ([0.004, 0.006, 0.002], True)
-    costs.put(("x", Effort(1, 4)), 0.003)  # a level takes 0.0005, and a draft 0.001
+    assert guessed() == ([0.003, 0.004, 0.002], True)  # half of it its two levels'
+    costs.put(("x", Effort(1, 4)), 0.005)  # 0.0015 a level: further than half
     efforts += [Effort(1, 3), Effort(1, 1)]
-    assert guessed() == ([0.003, 0.004, 0.002, 0.0025, 0.001], True)
+    assert guessed() == ([0.005, 0.008, 0.002, 0.0035, 0.001], True)
 
 
 def test_what_was_timed_is_kept_for_other_processes(tmp_path):

@@ -61,6 +61,7 @@ class Serving(Counting):
     feature_layers, longest = (HEAD,), 64
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
     programs = Direct
+    runner = SimpleNamespace(captures=True, most_rows=64, how="in graphs")
 
     def recall(self, kind, owner, make):
         return make()
@@ -74,7 +75,6 @@ class Paced(Serving):
     """Such a model, whose passes are timed."""
 
     lockstep = None
-    runner = SimpleNamespace(captures=True, most_rows=64, how="in graphs")
 
     def __init__(self, batch):
         super().__init__(batch)

@@ -74,14 +74,15 @@ const Kernels& generic_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+// What follows has a kernel, or none where AVX-512's computes the same by the same instructions.
 const Kernels& avx512_bf16_kernels();
+const Kernels& amx_kernels();
+const Kernels& amx_fp16_kernels();
 // By AVX512-BF16, where Tuning::wide says so: the same bits.
 struct WideAttend {
   std::remove_extent_t<decltype(Kernels::attend)> of_float32, of_bfloat16;
 };
 const WideAttend& wide_attend();
-const Kernels& amx_kernels();
-const Kernels& amx_fp16_kernels();
 
 // A piece of bfloat16 products of many rows. The thread needs `memory` for panels and sums.
 void multiply_panel_avx512_bf16(const Linear&, float* memory, const LinearPiece&);

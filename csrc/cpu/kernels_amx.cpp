@@ -21,13 +21,15 @@ struct AmxFloats : Amx {
 };
 
 constexpr Kernels amx_kernels_named(const char* name) {
-  constexpr int type = static_cast<int>(Dtype::kBFloat16);
-  Kernels all = kernels_of<Amx>(name);
-  all.pack_codes[0][type] = pack_codes<AmxFloats, bf16, Codes::k8Bits>;
-  all.pack_codes[1][type] = pack_codes<AmxFloats, bf16, Codes::k4Bits>;
-  all.linear_codes[0][type] = multiply_codes<AmxFloats, bf16, Codes::k8Bits>;
-  all.linear_codes[1][type] = multiply_codes<AmxFloats, bf16, Codes::k4Bits>;
-  return all;
+  constexpr int type = static_cast<int>(dtype_of<bf16>());
+  Kernels own = {};
+  own.name = name;
+  set_kernels<Amx, bf16>(own);
+  own.pack_codes[0][type] = pack_codes<AmxFloats, bf16, Codes::k8Bits>;
+  own.pack_codes[1][type] = pack_codes<AmxFloats, bf16, Codes::k4Bits>;
+  own.linear_codes[0][type] = multiply_codes<AmxFloats, bf16, Codes::k8Bits>;
+  own.linear_codes[1][type] = multiply_codes<AmxFloats, bf16, Codes::k4Bits>;
+  return own;
 }
 
 }  // namespace
@@ -39,14 +41,14 @@ const Kernels& amx_kernels() {
 
 const Kernels& amx_fp16_kernels() {
   static constexpr Kernels kernels = [] {
-    constexpr int type = static_cast<int>(Dtype::kFloat16);
-    Kernels all = amx_kernels_named("amx_fp16");
-    all.attend[type] = attend<AmxFp16, fp16>;
-    all.finish[type] = finish<AmxFp16, fp16>;
-    all.pack_linear[type] = pack_linear<AmxFp16, fp16>;
-    all.linear[type] = multiply_piece<AmxFp16, fp16>;
-    all.multiply_registers[type] = multiply_registers<AmxFp16, fp16>;
-    return all;
+    constexpr int type = static_cast<int>(dtype_of<fp16>());
+    Kernels own = amx_kernels_named("amx_fp16");
+    own.attend[type] = attend<AmxFp16, fp16>;
+    own.finish[type] = finish<AmxFp16, fp16>;
+    own.pack_linear[type] = pack_linear<AmxFp16, fp16>;
+    own.linear[type] = multiply_piece<AmxFp16, fp16>;
+    own.multiply_registers[type] = multiply_registers<AmxFp16, fp16>;
+    return own;
   }();
   return kernels;
 }

@@ -11,7 +11,12 @@
 namespace specattn {
 
 const Kernels& avx512_bf16_kernels() {
-  static constexpr Kernels kernels = kernels_of<Avx512Bf16>("avx512_bf16");
+  static constexpr Kernels kernels = [] {
+    Kernels own = {};
+    own.name = "avx512_bf16";
+    set_kernels<Avx512Bf16, bf16>(own);
+    return own;
+  }();
   return kernels;
 }
 

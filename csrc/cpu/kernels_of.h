@@ -1,4 +1,4 @@
-// Instantiates every kernel for one Isa: the last include of its translation unit.
+// Instantiates kernels for one Isa: the last include of its translation unit.
 #pragma once
 
 #include "attention.h"
@@ -18,57 +18,55 @@
 
 namespace specattn {
 
+template <class Isa, class Elem, Codes kCodes>
+constexpr void set_kernels_for_codes(Kernels& all) {
+  constexpr int codes = kernel_of(kCodes), type = static_cast<int>(dtype_of<Elem>());
+  all.pack_codes[codes][type] = pack_codes<Isa, Elem, kCodes>;
+  all.linear_codes[codes][type] = multiply_codes<Isa, Elem, kCodes>;
+  all.dequantise[codes][type] = dequantise<Isa, Elem, kCodes>;
+  if constexpr (kCodes != Codes::kFloat8) {
+    all.pack_tiles[codes][type] = pack_tiles<Isa, Elem, kCodes>;
+    all.linear_tiles[codes][type] = multiply_tiles<Isa, Elem, kCodes>;
+    all.dequantise_tile[codes][type] = dequantise_tile<Isa, Elem, kCodes>;
+  }
+}
+
+// Sets what computes with elements of one type.
+template <class Isa, class Elem>
+constexpr void set_kernels(Kernels& all) {
+  constexpr int type = static_cast<int>(dtype_of<Elem>());
+  all.attend[type] = attend<Isa, Elem>;
+  all.finish[type] = finish<Isa, Elem>;
+  all.mean_query[type] = mean_query<Isa, Elem>;
+  all.importance[type] = importance<Isa, Elem>;
+  all.merge[type] = merge<Isa, Elem>;
+  all.best_children[type] = best_children<Isa, Elem>;
+  all.add_gumbel_noise[type] = add_gumbel_noise<Isa, Elem>;
+  all.rms_norm[type] = rms_norm<Isa, Elem>;
+  all.rotate_heads[type] = rotate_heads<Isa, Elem>;
+  all.pack_linear[type] = pack_linear<Isa, Elem>;
+  all.linear[type] = multiply_piece<Isa, Elem>;
+  set_kernels_for_codes<Isa, Elem, Codes::k8Bits>(all);
+  set_kernels_for_codes<Isa, Elem, Codes::k4Bits>(all);
+  set_kernels_for_codes<Isa, Elem, Codes::kFloat8>(all);
+  all.gate[type] = gate_row<Isa, Elem>;
+  all.gated_delta[type] = gated_delta<Isa, Elem>;
+  all.causal_conv[type] = causal_conv<Isa, Elem>;
+  all.multiply_registers[type] = multiply_registers<Isa, Elem>;
+}
+
 template <class Isa>
 constexpr Kernels kernels_of(const char* name) {
-  return {name,
-          {attend<Isa, float>, attend<Isa, bf16>, attend<Isa, fp16>},
-          {finish<Isa, float>, finish<Isa, bf16>, finish<Isa, fp16>},
-          {mean_query<Isa, float>, mean_query<Isa, bf16>, mean_query<Isa, fp16>},
-          {importance<Isa, float>, importance<Isa, bf16>, importance<Isa, fp16>,
-           importance<Isa, int8_t>, importance<Isa, e4m3>, importance<Isa, e5m2>},
-          {merge<Isa, float>, merge<Isa, bf16>, merge<Isa, fp16>},
-          {best_children<Isa, float>, best_children<Isa, bf16>, best_children<Isa, fp16>},
-          {add_gumbel_noise<Isa, float>, add_gumbel_noise<Isa, bf16>, add_gumbel_noise<Isa, fp16>},
-          {rms_norm<Isa, float>, rms_norm<Isa, bf16>, rms_norm<Isa, fp16>},
-          {rotate_heads<Isa, float>, rotate_heads<Isa, bf16>, rotate_heads<Isa, fp16>},
-          {pack_linear<Isa, float>, pack_linear<Isa, bf16>, pack_linear<Isa, fp16>},
-          {multiply_piece<Isa, float>, multiply_piece<Isa, bf16>, multiply_piece<Isa, fp16>},
-          {{pack_codes<Isa, float, Codes::k8Bits>, pack_codes<Isa, bf16, Codes::k8Bits>,
-            pack_codes<Isa, fp16, Codes::k8Bits>},
-           {pack_codes<Isa, float, Codes::k4Bits>, pack_codes<Isa, bf16, Codes::k4Bits>,
-            pack_codes<Isa, fp16, Codes::k4Bits>},
-           {pack_codes<Isa, float, Codes::kFloat8>, pack_codes<Isa, bf16, Codes::kFloat8>,
-            pack_codes<Isa, fp16, Codes::kFloat8>}},
-          {{multiply_codes<Isa, float, Codes::k8Bits>, multiply_codes<Isa, bf16, Codes::k8Bits>,
-            multiply_codes<Isa, fp16, Codes::k8Bits>},
-           {multiply_codes<Isa, float, Codes::k4Bits>, multiply_codes<Isa, bf16, Codes::k4Bits>,
-            multiply_codes<Isa, fp16, Codes::k4Bits>},
-           {multiply_codes<Isa, float, Codes::kFloat8>, multiply_codes<Isa, bf16, Codes::kFloat8>,
-            multiply_codes<Isa, fp16, Codes::kFloat8>}},
-          {{dequantise<Isa, float, Codes::k8Bits>, dequantise<Isa, bf16, Codes::k8Bits>,
-            dequantise<Isa, fp16, Codes::k8Bits>},
-           {dequantise<Isa, float, Codes::k4Bits>, dequantise<Isa, bf16, Codes::k4Bits>,
-            dequantise<Isa, fp16, Codes::k4Bits>},
-           {dequantise<Isa, float, Codes::kFloat8>, dequantise<Isa, bf16, Codes::kFloat8>,
-            dequantise<Isa, fp16, Codes::kFloat8>}},
-          {{pack_tiles<Isa, float, Codes::k8Bits>, pack_tiles<Isa, bf16, Codes::k8Bits>,
-            pack_tiles<Isa, fp16, Codes::k8Bits>},
-           {pack_tiles<Isa, float, Codes::k4Bits>, pack_tiles<Isa, bf16, Codes::k4Bits>,
-            pack_tiles<Isa, fp16, Codes::k4Bits>}},
-          {{multiply_tiles<Isa, float, Codes::k8Bits>, multiply_tiles<Isa, bf16, Codes::k8Bits>,
-            multiply_tiles<Isa, fp16, Codes::k8Bits>},
-           {multiply_tiles<Isa, float, Codes::k4Bits>, multiply_tiles<Isa, bf16, Codes::k4Bits>,
-            multiply_tiles<Isa, fp16, Codes::k4Bits>}},
-          {{dequantise_tile<Isa, float, Codes::k8Bits>, dequantise_tile<Isa, bf16, Codes::k8Bits>,
-            dequantise_tile<Isa, fp16, Codes::k8Bits>},
-           {dequantise_tile<Isa, float, Codes::k4Bits>, dequantise_tile<Isa, bf16, Codes::k4Bits>,
-            dequantise_tile<Isa, fp16, Codes::k4Bits>}},
-          {gate_row<Isa, float>, gate_row<Isa, bf16>, gate_row<Isa, fp16>},
-          {gated_delta<Isa, float>, gated_delta<Isa, bf16>, gated_delta<Isa, fp16>},
-          gated_delta_commit<Isa>,
-          {causal_conv<Isa, float>, causal_conv<Isa, bf16>, causal_conv<Isa, fp16>},
-          {multiply_registers<Isa, float>, multiply_registers<Isa, bf16>,
-           multiply_registers<Isa, fp16>}};
+  Kernels all = {};
+  all.name = name;
+  set_kernels<Isa, float>(all);
+  set_kernels<Isa, bf16>(all);
+  set_kernels<Isa, fp16>(all);
+  all.importance[static_cast<int>(dtype_of<int8_t>())] = importance<Isa, int8_t>;
+  all.importance[static_cast<int>(dtype_of<e4m3>())] = importance<Isa, e4m3>;
+  all.importance[static_cast<int>(dtype_of<e5m2>())] = importance<Isa, e5m2>;
+  all.gated_delta_commit = gated_delta_commit<Isa>;
+  return all;
 }
 
 }  // namespace specattn

@@ -43,6 +43,28 @@ bool multiplies_fp16_tiles() {
 }
 #endif
 
+#if defined(__x86_64__)
+// Of a path that has kernels of its own for some types: those, and AVX-512's beside them. Made
+// here, where every processor may run what the compiler makes of it.
+Kernels beside_avx512(const Kernels& own) {
+  using Kernel = void (*)();
+  static_assert(sizeof(Kernels) % sizeof(Kernel) == 0 && sizeof own.name == sizeof(Kernel));
+  constexpr size_t kCount = sizeof(Kernels) / sizeof(Kernel);
+  Kernel found[kCount], ours[kCount];
+  std::memcpy(found, &avx512_kernels(), sizeof found);
+  std::memcpy(ours, &own, sizeof ours);
+  for (size_t i = 0; i < kCount; ++i) found[i] = ours[i] ? ours[i] : found[i];
+  Kernels all;
+  std::memcpy(&all, found, sizeof all);
+  return all;
+}
+
+const Kernels& avx512_bf16() {
+  static const Kernels all = beside_avx512(avx512_bf16_kernels());
+  return all;
+}
+#endif
+
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -55,14 +77,16 @@ std::vector<const Kernels*> available() {
   const bool bf16 =
       avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   if (bf16 && __builtin_cpu_supports("amx-bf16") && may_use_tiles()) {
-    if (multiplies_fp16_tiles()) found.push_back(&amx_fp16_kernels());
-    found.push_back(&amx_kernels());
+    static const Kernels amx = beside_avx512(amx_kernels());
+    static const Kernels amx_fp16 = beside_avx512(amx_fp16_kernels());
+    if (multiplies_fp16_tiles()) found.push_back(&amx_fp16);
+    found.push_back(&amx);
   }
   // There a pairwise product takes as long as four float ones, and does the work of two.
   const bool slow_pairs = __builtin_cpu_is("intel");
-  if (bf16 && !slow_pairs) found.push_back(&avx512_bf16_kernels());
+  if (bf16 && !slow_pairs) found.push_back(&avx512_bf16());
   if (avx512) found.push_back(&avx512_kernels());
-  if (bf16 && slow_pairs) found.push_back(&avx512_bf16_kernels());
+  if (bf16 && slow_pairs) found.push_back(&avx512_bf16());
   if (avx2) found.push_back(&avx2_kernels());
 #endif
   found.push_back(&generic_kernels());
@@ -72,14 +96,14 @@ std::vector<const Kernels*> available() {
 // The kernels of a code path as its values have them.
 const Kernels* as_tuned(const Kernels* kernels) {
 #if defined(__x86_64__)
-  if (kernels->name != avx512_bf16_kernels().name) return kernels;
+  if (kernels->name != avx512_bf16().name) return kernels;
   static const Kernels wide = [] {
-    Kernels all = avx512_bf16_kernels();
+    Kernels all = avx512_bf16();
     all.attend[static_cast<int>(Dtype::kFloat32)] = wide_attend().of_float32;
     all.attend[static_cast<int>(Dtype::kBFloat16)] = wide_attend().of_bfloat16;
     return all;
   }();
-  return tuning.wide ? &wide : &avx512_bf16_kernels();
+  return tuning.wide ? &wide : &avx512_bf16();
 #else
   return kernels;
 #endif

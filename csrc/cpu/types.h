@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace specattn {
 
@@ -51,6 +52,16 @@ constexpr int kDtypes = 10;
 constexpr const char* kDtypeNames[kDtypes] = {"float32",       "bfloat16",    "float16", "int8",
                                               "float8_e4m3fn", "float8_e5m2", "int32",   "int64",
                                               "float64",       "uint8"};
+
+template <class Elem>
+constexpr Dtype dtype_of() {
+  if constexpr (std::is_same_v<Elem, bf16>) return Dtype::kBFloat16;
+  if constexpr (std::is_same_v<Elem, fp16>) return Dtype::kFloat16;
+  if constexpr (std::is_same_v<Elem, int8_t>) return Dtype::kInt8;
+  if constexpr (std::is_same_v<Elem, e4m3>) return Dtype::kFloat8E4M3;
+  if constexpr (std::is_same_v<Elem, e5m2>) return Dtype::kFloat8E5M2;
+  return Dtype::kFloat32;
+}
 
 // Whether only caches hold elements of a type.
 constexpr bool of_8_bits(Dtype type) { return type >= Dtype::kInt8 && type <= Dtype::kFloat8E5M2; }

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 
 from specattn.drafters import (
     DFlashDrafter,
@@ -95,6 +96,30 @@ def test_a_run_leaves_a_drafter_and_says_what_it_skipped(
     refused("go on with --resume", "longspec", "--data", text, *out)
     train("longspec", text, *out, *log, "--resume")
     assert len(curve(tmp_path / "out")) == 10
+
+
+def test_a_run_with_patience_leaves_its_best_weights_and_goes_on_no_further(
+    train, refused, target, text, tmp_path
+):
+    other = tmp_path / "other.txt"
+    other.write_text("THE QUICK BROWN FOX " * 20)
+    out = ("--output", tmp_path / "out", "--max_steps", 40, "--logging_steps", 1, "--heads", 1)
+    run = (*out, "--eval-data", other, *SHORT, "--patience", 1, "--eval_steps", 2)
+    said = train("medusa", text, *run, "--learning-rate", 0.05)
+    end, best = map(int, re.search(r"ended at step (\d+), best at step (\d+)", said).groups())
+    assert end == best + 2 < 40
+    folder = tmp_path / "out"
+    left = MedusaHeads.from_pretrained(folder).state_dict()
+    saved = MedusaHeads.from_pretrained(folder / f"checkpoint-{best}").bfloat16().state_dict()
+    assert all(torch.equal(left[name], weight) for name, weight in saved.items())
+
+    before = curve(folder)
+    again = train("medusa", text, *run, "--learning-rate", 0.05, "--resume")
+    assert f"ended at step {end}, best at step {best}" in again
+    assert curve(folder) == before
+    reason = "was started with --patience 1, not 3"
+    refused(reason, "medusa", "--data", text, *run, "--learning-rate", 0.05, "--resume",
+            "--patience", 3)  # fmt: skip
 
 
 def test_specialists_start_from_eagle_and_share_features(train, refused, text, tmp_path):
@@ -236,6 +261,16 @@ def test_norms_stay_from_a_new_drafter_through_a_start_to_the_specialists(
         (["--row-length", "500"], "--data: less text than one row of 500 tokens"),
         (["--batch-size", "3"], "3 rows are no multiple of the 2"),
         (["--gradient_accumulation_steps", "2"], "follows from --batch-size"),
+        (["--patience", "2"], "--patience: needs held-out text to stop by, give --eval-data"),
+        (["--patience", "0"], "patience"),
+        (
+            ["--eval-data", "{text}", "--patience", "2", "--save_steps", "7"],
+            "--save_steps follows from --patience, as often as --eval_steps",
+        ),
+        (
+            ["--eval-data", "{text}", "--patience", "2", "--eval_strategy", "no"],
+            "--patience: needs evaluations, got --eval_strategy no",
+        ),
         (["--target-dtype", "int8"], "got 'int8'"),
         (["--levels", "0"], "levels"),
         (["--row-lenght", "8"], "unknown options: --row-lenght 8"),

@@ -24,7 +24,7 @@ def corpus(tmp_path_factory):
     return find_files([folder])
 
 
-def trainer(folder, files, callbacks=(), matrix_rate=None, **options):
+def trainer(folder, files, callbacks=(), matrix_rate=None, patience=None, held_out=None, **options):
     target = tiny_model("qwen3", peak=1.0)
     drafter = LongSpecDrafter.for_target(target, target="toy", window=8)
     arguments = TrainingArguments(
@@ -33,19 +33,20 @@ def trainer(folder, files, callbacks=(), matrix_rate=None, **options):
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         save_strategy="steps",
-        save_steps=SAVED_AT,
         logging_steps=1,
         use_cpu=True,
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        **options,
+        **{"save_steps": SAVED_AT} | options,
     )
     rows = PackedRows(Documents(files), letters(), 24, seed=0, endless="max_steps" in options)
     return DrafterTrainer(
         LongSpecObjective(target, drafter),
         arguments,
         matrix_rate=matrix_rate,
+        patience=patience,
         train_dataset=rows,
+        eval_dataset=held_out,
         callbacks=[*callbacks],
     )
 
@@ -61,8 +62,11 @@ def weights(folder):
 class Kill(TrainerCallback):
     """Ends the run as Ctrl-C does, in the middle of a step."""
 
+    def __init__(self, at=KILLED_AT):
+        self.at = at
+
     def on_pre_optimizer_step(self, args, state, control, **_):
-        if state.global_step == KILLED_AT:
+        if state.global_step == self.at:
             raise KeyboardInterrupt
 
 
@@ -93,6 +97,53 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path, corpus, lengt
     assert len(set(losses(unbroken).values())) == STEPS
     for name, weight in weights(tmp_path / "unbroken").items():
         assert torch.equal(weights(tmp_path / "killed")[name], weight)
+
+
+@pytest.fixture(scope="module")
+def other_text(tmp_path_factory):
+    """Rows of another text: what is learnt of `corpus` helps with it at first, then no more."""
+    folder = tmp_path_factory.mktemp("held out")
+    (folder / "text").write_text("The quick brown fox jumps over the lazy dog. " * 4)
+    return PackedRows(Documents(find_files([folder])), letters(), 24)
+
+
+EARLY = {
+    "max_steps": 40,
+    "patience": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_steps": 1,
+    "load_best_model_at_end": True,
+    "save_total_limit": 2,
+}
+
+
+def held_out_losses(trainer):
+    history = trainer.state.log_history
+    return {entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}
+
+
+def test_a_run_that_learns_no_more_stops_with_its_best_weights(tmp_path, corpus, other_text):
+    unbroken = trainer(tmp_path / "unbroken", corpus, held_out=other_text, **EARLY)
+    unbroken.train()
+    found = held_out_losses(unbroken)
+    best = min(found, key=found.get)
+    assert 1 < best < EARLY["max_steps"] - 2
+    assert [*found] == [*losses(unbroken)] == [*range(1, best + 3)]
+    assert unbroken.evaluate()["eval_loss"] == found[best] < found[best + 2]
+
+    # Killed between the best evaluation and the last one, it knows what was best, and since when.
+    early = EARLY | {"held_out": other_text}
+    killed = trainer(tmp_path / "killed", corpus, [Kill(best + 1)], **early)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    for _ in range(2):  # from where it was killed, and again behind its end
+        resumed = trainer(tmp_path / "killed", corpus, **early)
+        resumed.train(resume_from_checkpoint=get_last_checkpoint(tmp_path / "killed"))
+        assert losses(resumed) == losses(unbroken)
+        assert held_out_losses(resumed) == found
+        for name, weight in unbroken.model.drafter.state_dict().items():
+            assert torch.equal(resumed.model.drafter.state_dict()[name], weight)
 
 
 def test_checkpoints_hold_the_drafter_alone(tmp_path, corpus):

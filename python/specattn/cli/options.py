@@ -206,6 +206,9 @@ class TrainingOptions:
     batch_size: int | None = option(None, "Rows of a step [default: the preset's].", min=1)
     learning_rate: float | None = option(None, "The highest [default: the preset's].", min=0.0)
     muon: float | None = option(None, "Learn matrices by Muon, at this highest rate.", min=0.0)
+    patience: int | None = option(
+        None, "Stop after N evaluations without a lower loss, and keep the best weights.", min=1
+    )
     text_field: str = option("text", "Key of the text in a line of JSONL.")
     eval_rows: int = option(64, "Rows of held-out text, at most.", min=1)
     eval_prompts: int = option(4, "Held-out texts that evaluation continues.", min=0)

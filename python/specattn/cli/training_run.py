@@ -49,6 +49,8 @@ class TrainingRun:
         dtype = dtype_named(options.target_dtype, "--target-dtype")
         with naming("--data"):
             files = find_files(options.data)
+        if options.patience and not options.eval_data:
+            raise ValueError("--patience: needs held-out text to stop by, give --eval-data")
         self.arguments = _trainer_arguments(options, recipe, preset, trainer_options)
         console.quiet = self.arguments.process_index > 0
         self.settings = _settings(options, recipe, preset, self.arguments, files)
@@ -94,10 +96,14 @@ class TrainingRun:
             prompts=self.prompts,
             new_tokens=self.options.eval_new_tokens,
             matrix_rate=self.options.muon,
+            patience=self.options.patience,
         )
         if trainer.is_world_process_zero():
             write_settings(self.options.output, self.settings)
         trainer.train(resume_from_checkpoint=self.checkpoint)
+        if self.options.patience:
+            state = trainer.state
+            say(f"ended at step {state.global_step}, best at step {state.best_global_step}")
         trainer.save_model()
         trainer.save_state()
         if trainer.is_world_process_zero():
@@ -181,8 +187,11 @@ def _trainer_arguments(
         use_cpu=not torch.accelerator.is_available(),
     )
     parser.set_defaults(**recipe.trainer_defaults)
-    if any(o.replace("-", "_").startswith("__gradient_accumulation_s") for o in trainer_options):
-        raise ValueError("--gradient_accumulation_steps follows from --batch-size: give that")
+    _refuse(trainer_options, "gradient_accumulation_steps", "follows from --batch-size: give that")
+    if options.patience:
+        for name in ("save_strategy", "save_steps", "load_best_model_at_end"):
+            _refuse(trainer_options, name, "follows from --patience, as often as --eval_steps")
+        parser.set_defaults(load_best_model_at_end=True)
     given, unknown = parser.parse_known_args(trainer_options)
     if unknown:
         raise ValueError(f"unknown options: {' '.join(unknown)}")
@@ -194,6 +203,10 @@ def _trainer_arguments(
             f"takes ({given.per_device_train_batch_size} on each of {world} devices)"
         )
     parser.set_defaults(gradient_accumulation_steps=preset.batch_size // rows)
+    if options.patience:  # what is compared is saved
+        if given.eval_strategy == "no":
+            raise ValueError("--patience: needs evaluations, got --eval_strategy no")
+        parser.set_defaults(save_strategy=given.eval_strategy, save_steps=given.eval_steps)
     (arguments,) = parser.parse_args_into_dataclasses(trainer_options, look_for_args_file=False)
     if arguments.n_gpu > 1:
         raise ValueError(
@@ -201,6 +214,13 @@ def _trainer_arguments(
             f"{arguments.n_gpu} -m specattn.cli train, or choose one with CUDA_VISIBLE_DEVICES"
         )
     return arguments
+
+
+def _refuse(trainer_options: list[str], name: str, reason: str) -> None:
+    """Raise ValueError where the option `name` of the trainer is given."""
+    given = (option.partition("=")[0].replace("-", "_") for option in trainer_options)
+    if f"__{name}" in given:
+        raise ValueError(f"--{name} {reason}")
 
 
 def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: list[Path]) -> dict:
@@ -219,6 +239,10 @@ def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: lis
         **{field.name: getattr(recipe, field.name) for field in fields(recipe)},
         **{name: getattr(arguments, name) for name in _SHAPING},
     }
+    if options.patience:  # then what is held out decides where the run ends
+        names = ("patience", "eval_rows", "metric_for_best_model", "eval_strategy", "eval_steps")
+        found |= {name: getattr(options, name, getattr(arguments, name, None)) for name in names}
+        found["eval_data"] = ", ".join(str(path.absolute()) for path in options.eval_data)
     found["heads"] = found.pop("num_heads", None)
     left_out = "preset", "feature_cache"  # whose fields are there; and what changes no loss
     return {

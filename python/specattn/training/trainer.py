@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +11,15 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from specattn.decoding import Method, generate
 from specattn.training.muon import MuonWithAdamW
+from specattn.training.patience import Patience
 from specattn.training.recipe import Objective
 
 logger = logging.get_logger(__name__)
@@ -45,6 +49,10 @@ class DrafterTrainer(Trainer):
     matrix_rate : float, optional
         Matrices learn by Muon, at this highest rate, and all else by AdamW, whatever
         ``args.optim`` says.
+    patience : int, optional
+        Stop after so many evaluations in a row without a lower loss (or what
+        ``args.metric_for_best_model`` names), and end with the best weights. For that `args` must
+        save at each evaluation, with ``load_best_model_at_end``.
     **options
         Of `transformers.Trainer`: ``train_dataset``, ``eval_dataset``, ``callbacks``, ...
     """
@@ -58,12 +66,32 @@ class DrafterTrainer(Trainer):
         prompts: Sequence[torch.Tensor] = (),
         new_tokens: int = 128,
         matrix_rate: float | None = None,
+        patience: int | None = None,
         **options: Any,
     ):
         super().__init__(objective, args, **options)
+        self.patience = None if patience is None else Patience(patience)
+        if self.patience is not None:
+            self.add_callback(self.patience)
         self.matrix_rate = matrix_rate
         self.method, self.prompts, self.new_tokens = method, prompts, new_tokens
         self._means = {"loss": _Means(), "eval_loss": _Means()}
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any
+    ) -> TrainOutput:
+        """Train as `transformers.Trainer` does; a run that has stopped early is only read again."""
+        if self.patience is not None and isinstance(resume_from_checkpoint, str):
+            last = Path(resume_from_checkpoint)
+            state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+            if self.patience.is_spent(state):
+                if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                    raise ValueError(f"{last} is the end of a run that stopped early")
+                self.state = state
+                best = last.with_name(f"checkpoint-{state.best_global_step}")
+                self._load_from_checkpoint(str(best if best.is_dir() else last))
+                return TrainOutput(state.global_step, math.nan, {})
+        return super().train(resume_from_checkpoint, *arguments, **options)
 
     def compute_loss(
         self,
@@ -154,6 +182,13 @@ class DrafterTrainer(Trainer):
             return
         weights = load_file(Path(resume_from_checkpoint) / "model.safetensors")
         self.accelerator.unwrap_model(self.model).drafter.load_state_dict(weights)
+
+    def _load_best_model(self) -> None:
+        """Read the best checkpoint's drafter."""
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            super()._load_best_model()
+        else:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
 
 class _Means:

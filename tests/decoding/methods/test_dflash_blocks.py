@@ -8,6 +8,8 @@ import torch
 from specattn.decoding import DFlash, generate
 from specattn.decoding.methods import dflash as method
 from specattn.decoding.methods.dflash import DFlashBlock
+from specattn.drafters import DFlashDrafter
+from tests.decoding.methods.test_dflash import OWN, store
 from tests.decoding.models import prompts, tiny_model
 from tests.drafters.dflash_statement import SIZE, random_drafter, stated
 
@@ -15,6 +17,19 @@ from tests.drafters.dflash_statement import SIZE, random_drafter, stated
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 V = 6
+
+
+def stated_rows(block, request):
+    """Return the restatement's rows [SIZE, H] of a request's next block, behind its text."""
+    target, model = block.target, block.target.model
+    length = int(target.cache.seqlens[request])
+    ids = block.sequences.text(block.sequences.active[request])[: length + 1]
+    out = model.base_model(ids[None], use_cache=False, output_hidden_states=True)
+    features = torch.cat([out.hidden_states[n][0, :-1] for n in (1, 2)], -1)
+    masked = torch.tensor([int(ids[-1]), *[V - 1] * (SIZE - 1)])
+    embeds = list(target.embed.weight[masked])
+    rotary = model.base_model.rotary_emb
+    return stated(block.drafter, rotary, features, embeds, block.stated_window)
 
 
 class Witness(DFlashBlock):
@@ -25,15 +40,8 @@ class Witness(DFlashBlock):
 
     def grow(self, root, width, depth):
         grown = super().grow(root, width, depth)
-        model = self.target.model
-        for request, length in enumerate(self.target.cache.seqlens.tolist()):
-            ids = self.sequences.text(self.sequences.active[request])[: length + 1]
-            out = model.base_model(ids[None], use_cache=False, output_hidden_states=True)
-            features = torch.cat([out.hidden_states[n][0, :-1] for n in (1, 2)], -1)
-            block = torch.tensor([int(ids[-1]), *[V - 1] * (SIZE - 1)])
-            embeds = list(self.target.embed.weight[block])
-            rotary, window = model.base_model.rotary_emb, self.stated_window
-            rows = stated(self.drafter, rotary, features, embeds, window)
+        for request in range(len(root)):
+            rows = stated_rows(self, request)
             chances = self.target.head(rows).log_softmax(-1)
             levels, parents = grown.nodes().levels[request], grown.parents[request]
             for n, (token, score) in enumerate(
@@ -89,3 +97,48 @@ def test_a_block_is_the_restatement(monkeypatch, family, width, window, causal):
     )
     assert Witness.compared > 20 * (1 if width == 1 else 3)
     assert 1 < output.statistics.total.accepted < output.statistics.total.drafted
+
+
+class EveryRow(DFlashBlock):
+    """Compares the logits of all rows of a block, over the whole vocabulary."""
+
+    compared = 0
+    stated_window = None
+
+    def logits(self, ops, x):
+        self.found = super().logits(ops, x)
+        return self.found
+
+    def grow(self, root, width, depth):
+        grown = super().grow(root, width, depth)
+        for request in range(len(root)):
+            expected = self.target.head(stated_rows(self, request))
+            rows = len(self.found[request])  # of a causal head no more than are drafted from
+            torch.testing.assert_close(self.found[request], expected[:rows], rtol=1e-12, atol=1e-12)
+            type(self).compared += rows
+        return grown
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_every_row_of_a_stored_folder_is_the_restatement(monkeypatch, tmp_path, causal, window):
+    """In the authors' layout, with random weights, in float64."""
+    monkeypatch.setattr(method, "DFlashBlock", EveryRow)
+    monkeypatch.setattr(EveryRow, "compared", 0)
+    monkeypatch.setattr(EveryRow, "stated_window", window and max(window, SIZE))
+    model = tiny_model("qwen3", vocab_size=V, peak=0.7).double()
+    drafter = random_drafter(model, dtype=torch.float64)
+    store(tmp_path, drafter, dflash_config=OWN | {"causal_head": causal})
+    read = DFlashDrafter.from_pretrained(tmp_path, dtype=torch.float64)
+    output = generate(
+        model,
+        prompts([1, 9], vocabulary=V),
+        DFlash(read, width=3, total_tokens=12, window=window),
+        max_new_tokens=12,
+        temperature=1.0,
+        top_k=0,
+        seed=0,
+        prefill_chunk_size=5,
+        compile="off",
+    )
+    assert EveryRow.compared >= SIZE * output.statistics.total.rounds // 2

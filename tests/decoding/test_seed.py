@@ -11,7 +11,8 @@ from specattn.decoding import METHODS, LongSpec, PosS, TriForce, Vegas, generate
 from specattn.decoding.drafting.gains import NONE, Effort
 from specattn.decoding.drafting.pace import FixedSize
 from tests.decoding.models import prompts, tiny_model
-from tests.drafters import eagle3_statement, poss_statement
+from tests.decoding.mtp_folders import random_drafter as random_mtp
+from tests.drafters import dflash_statement, eagle3_statement, poss_statement
 from tests.drafters.statement import random_drafter
 from tests.drafters.test_heads import random_heads
 
@@ -34,6 +35,10 @@ def methods(model):
     }
     eagle3 = eagle3_statement.random_drafter(model, tokens=9, dtype=torch.float32)
     poss = poss_statement.random_drafter(model, layers=2, dtype=torch.float32)
+    blocks = {
+        name: dflash_statement.random_drafter(model, causal=name == "jetflow")
+        for name in ("dflash", "jetflow")
+    }
     return {
         **{
             name: f"{name}:gamma=3,min_tokens=4"
@@ -49,6 +54,11 @@ def methods(model):
         "poss, sized": PosS(poss, width=3, depth=3),
         "eagle3": METHODS["eagle3"](eagle3, width=3, depth=3, total_tokens=8),
         "eagle3, sized": METHODS["eagle3"](eagle3, width=3, depth=3),
+        **{
+            name: METHODS[name](block, width=3, depth=3, total_tokens=8)
+            for name, block in blocks.items()
+        },
+        "mtp": METHODS["mtp"](random_mtp(model), width=3, depth=3, total_tokens=8),
         "longspec, sized": LongSpec(drafter),
         "medusa": METHODS["medusa"](heads["medusa"], widths=(2, 2)),
         "tokenswift": METHODS["tokenswift"](heads["tokenswift"], widths=(2, 2), budget=60),
@@ -69,8 +79,7 @@ def plain_texts(model, lengths, new_tokens, seed):
 NAMES = [
     *("vegas", "streaming", "quest", "specextend", "triforce", "triforce, small model", "longspec"),
     *("cast", "longspec, chain", "poss", "eagle3", "medusa", "tokenswift", "prompt_lookup"),
-    "suffix",
-    "token_recycling",
+    *("suffix", "token_recycling", "dflash", "jetflow", "mtp"),
 ]
 
 

@@ -18,7 +18,15 @@ from transformers import (
 import specattn
 from specattn.blocks import Direct
 from specattn.blocks.results import note_pool
-from specattn.decoding import Medusa, PosS, PromptLookup, Sampler, Suffix, TokenRecycling
+from specattn.decoding import (
+    METHODS,
+    Medusa,
+    PosS,
+    PromptLookup,
+    Sampler,
+    Suffix,
+    TokenRecycling,
+)
 from specattn.decoding.engine.contract import Draft, Drafter
 from specattn.decoding.engine.loop import run_rounds
 from specattn.decoding.passes.attention import HEAD
@@ -29,7 +37,8 @@ from specattn.kv_cache import KVCache
 from specattn.tree import Tree
 from tests.decoding.fake_gpu import FakeGPU
 from tests.decoding.models import tiny_model
-from tests.drafters import poss_statement
+from tests.decoding.mtp_folders import random_drafter as random_mtp
+from tests.drafters import dflash_statement, eagle3_statement, poss_statement
 from tests.drafters.test_heads import random_heads
 
 V, CUDA = 7, torch.device("cuda", 0)
@@ -190,14 +199,29 @@ def test_who_learns_what_followed_waits_for_nothing_else(method):
     assert max(map(max, drafter.counts)) > 0
 
 
+SIZE = {"width": 2, "depth": 2, "total_tokens": 5}
+
+
+def eagle3():
+    own = {"layers": (1,), "tokens": 6, "dtype": torch.float32}
+    return METHODS["eagle3"](eagle3_statement.random_drafter(Serving.model, **own), **SIZE)
+
+
+def block(name):
+    own = {"causal": name == "jetflow", "feature_layers": [1], "layers": 1}
+    return METHODS[name](dflash_statement.random_drafter(Serving.model, **own), **SIZE)
+
+
 TRAINED = {
     "medusa": Medusa(random_heads("medusa", Serving.model, dtype=torch.float32), (2, 2)),
     "poss": PosS(
         poss_statement.random_drafter(Serving.model, layers=2, dtype=torch.float32),
-        width=2,
-        depth=2,
-        total_tokens=5,
+        **SIZE,
     ),
+    "eagle3": eagle3(),
+    "mtp": METHODS["mtp"](random_mtp(Serving.model), **SIZE),
+    "dflash": block("dflash"),
+    "jetflow": block("jetflow"),
 }
 
 

@@ -22,17 +22,18 @@ def draw_losses(history: Iterable[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    colours = {name: f"C{n}" for n, name in enumerate(n for n in curves if n.startswith("loss"))}
+    trained = (name for name in curves if not name.startswith("eval_"))
+    colours = {name: f"C{n}" for n, name in enumerate(trained)}
     for name, points in curves.items():
         held_out = name.startswith("eval_")
         label = name.removeprefix("eval_").replace("_", " ") + held_out * ", held out"
         colour = colours.get(name.removeprefix("eval_"), "black")
         axes.plot(*zip(*points, strict=True), "o" if held_out else "-", color=colour, label=label)
-    axes.set(xlabel="step", ylabel="cross entropy (nats per token)")
+    axes.set(xlabel="step", ylabel="loss (of tokens in nats)")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 
 
 def _is_loss(name: str) -> bool:
-    return name.removeprefix("eval_").split("_")[0] == "loss"
+    return "loss" in name.split("_") and name != "train_loss"  # which is the mean of the whole run

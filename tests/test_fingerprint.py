@@ -1,12 +1,14 @@
 """The bits of every primitive, and the texts and drafts of every method, as they were recorded.
 
 A change that is meant to move code must leave both as they are. One that is meant to change them
-records them anew, and says why: ``python -m tests.test_fingerprint`` rewrites the file.
+records them anew, and says why: ``python -m tests.test_fingerprint`` rewrites the file. With
+``--new`` it only adds what methods are not in it yet, whose texts must be those of all.
 """
 
 import copy
 import hashlib
 import json
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -32,6 +34,8 @@ METHODS = (
     "longspec:widths=[2,3,2]",
     "longspec:gamma=3",
     "poss:total_tokens=12,depth=4",
+    "dflash:total_tokens=12,width=3",
+    "jetflow:total_tokens=64,window=512",
     "medusa:widths=[3,3,3]",
     "tokenswift:widths=[1,3,3,3],budget=64",
     "prompt_lookup:gamma=10",
@@ -60,6 +64,7 @@ CLOCKED = (
     "longspec",
     "longspec:gamma=auto",
     "poss",
+    "jetflow",
     "medusa",
     "tokenswift:budget=64",
 )
@@ -69,6 +74,7 @@ BY_MODULES = (
     "longspec:widths=[2,3,2]",
     "longspec:gamma=3",
     "poss:total_tokens=12,depth=4",
+    "dflash:total_tokens=12,width=3",
     "medusa:widths=[3,3,3]",
     "tokenswift:widths=[1,3,3,3],budget=64",
 )
@@ -391,5 +397,23 @@ def main():
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def add_methods():
+    """Record the methods that are not in the file; all else stays as it is."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    model, ids = load_target()
+    drafts = record["drafts"].setdefault(isa(), {})
+    for method in set(METHODS) - set(record["rounds"]):
+        text, record["rounds"][method], drafts[method] = decoded(model, ids, method)
+        sampled, record["sampled rounds"][method], _ = decoded(model, ids, method, **SAMPLED)
+        assert (text, sampled) == (record["text"], record["sampled text"]), method
+    for method in set(CLOCKED) - set(record["rounds by clock"]):
+        text, record["rounds by clock"][method], _ = decoded(*untaught(model, ids), method)
+        assert text == record["text"], method
+    for found in (record["rounds"], record["sampled rounds"], record["rounds by clock"], drafts):
+        for method in sorted(found, key=(*METHODS, *CLOCKED).index):
+            found[method] = found.pop(method)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    add_methods() if sys.argv[1:] == ["--new"] else main()

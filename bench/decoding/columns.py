@@ -162,6 +162,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
     "prefill": _figure("prefill_seconds", form="{:.2f} s"),
     "first token": _figure("first_token_seconds", form="{:.2f} s"),
     "peak": _figure("peak_bytes", form="{:.2f} GiB", scale=2**-30),
+    "graphs": _figure("graph_bytes", form="{:.0f} MB", scale=1e-6),
     "same text": _same_text,
     "given all before, %": lambda record: " ".join(
         f"{100 * rate:.0f}" for rate in record["conditional_acceptance"]
@@ -191,6 +192,6 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 that are accepted, and that an n-gram had offered, in TokenSwift; "D1" to "D4" Distinct-n."""
 FULL = (
     *("B", "T", "tokens/s", "±", "x plain", "x hf", "tau", "accepted", "draft/target/accept"),
-    *("ms/round", "prefill", "first token", "peak", "same text"),
+    *("ms/round", "prefill", "first token", "peak", "graphs", "same text"),
 )
 """The columns of a run that is no paper's."""

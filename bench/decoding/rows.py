@@ -106,6 +106,7 @@ class DecodeRow:
             "round_seconds": seconds or None,
             "speedup": self.speedups,
             "peak_bytes": max(peaks, default=None),
+            "graph_bytes": max((one.graph_bytes for one in kept), default=0) or None,
             "identity": identity if self.compared else None,
             "distinct": self.distinct,
             "details": self.details,

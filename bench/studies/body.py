@@ -4,7 +4,9 @@
 
 Weights are random: what a pass takes does not depend on them. A cell is a context and a batch; its
 rows are passes of so many rows of each request, replayed as decoding replays them, and through the
-model's modules (`--compile off`). `launches` counts kernels of a pass on a GPU.
+model's modules (`--compile off`). Each call is waited for; *queued* are 20 calls, the last of which
+is waited for. `launches` counts kernels of a pass on a GPU, `graph_bytes` is what the cell's graphs
+hold there.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from common.tables import or_dash, size
 from decoding import passes
 
 from specattn import Tree
+from specattn.blocks import graph_bytes
 from specattn.decoding import Target
 from specattn.decoding.engine.target import KV_DTYPES
 from specattn.decoding.model.quantised import QUANTIZE
 from studies import study
 from studies.of_shape import OfShape
+
+QUEUED = 20  # calls between two waits: what the host does for one then hides behind another
 
 
 class Body(OfShape):
@@ -45,7 +50,8 @@ class Body(OfShape):
     header = (
         ("weights", "<"), ("cache", "<"), ("context", ">"), ("B", ">"), ("rows", ">"),
         ("passes are", "<"), ("ms", ">"), ("±", ">"), ("GB/s", ">"), ("over one row", ">"),
-        ("launches", ">"),
+        ("queued, ms", ">"), ("queued, over one row", ">"), ("launches", ">"),
+        ("graphs, MB", ">"),
     )  # fmt: skip
 
     @classmethod
@@ -80,28 +86,40 @@ class Body(OfShape):
             for _ in range(3):  # captured, and warm
                 call()
         # What a pass reads is larger than any cache.
-        found = Stopwatch(device, flush=False).alternate(calls, budget=self.options.budget)
-        single = timing(found[min(calls)])["median"]
-        weights = passes.weight_bytes(target.model)
+        watch, budget = Stopwatch(device, flush=False), self.options.budget
+        waited = watch.alternate(calls, budget=budget)
+        series = {rows: partial(repeated, call) for rows, call in calls.items()}
+        queued = {
+            rows: [seconds / QUEUED for seconds in samples]
+            for rows, samples in watch.alternate(series, budget=budget, least=3).items()
+        }
+        of_one, of_one_queued = (timing(x[min(calls)])["median"] for x in (waited, queued))
+        weights, token = passes.weight_bytes(target.model), passes.token_bytes(target)
+        held = graph_bytes(device) if device.type == "cuda" else None
         for rows, call in calls.items():
-            time, token = timing(found[rows]), passes.token_bytes(target)
+            time, behind = timing(waited[rows]), timing(queued[rows])
             moves = weights + batch * token * (context + rows)
             yield {
-                "rows": rows, "how": target.runner.how, "time": time, "bytes": moves,
-                "bandwidth": moves / time["median"], "over_one_row": time["median"] / single,
+                "rows": rows, "how": target.runner.how, "time": time, "queued": behind,
+                "bytes": moves, "bandwidth": moves / time["median"],
+                "over_one_row": time["median"] / of_one,
+                "queued_over_one_row": behind["median"] / of_one_queued,
                 "launches": launches(call) if device.type == "cuda" else None,
+                "graph_bytes": held,
             }  # fmt: skip
 
     def row(self, record: Record) -> tuple[str, ...]:
         """Return a pass."""
-        time = record["time"]
-        launched = record["launches"]
+        time, launched = record["time"], record["launches"]
+        queued = record.get("queued", {}).get("median")  # files of before have none
         return (
             record["quantize"] or "-", record["kv_dtype"] or "-", size(record["context"]),
             str(record["batch"]), str(record["rows"]), record["how"],
             f"{1e3 * time['median']:.2f}", f"{time['spread']:.0%}",
             f"{record['bandwidth'] / 1e9:.0f}", or_dash(record["over_one_row"]),
+            or_dash(queued, scale=1e3), or_dash(record.get("queued_over_one_row")),
             "-" if launched is None else str(launched),
+            or_dash(record.get("graph_bytes"), "{:.0f}", 1e-6),
         )  # fmt: skip
 
 
@@ -116,6 +134,12 @@ def few_bits(kinds: Iterable[str]) -> Callable[[str], list[str | None]]:
         return [None if name == "off" else name for name in names]
 
     return read
+
+
+def repeated(call: passes.Call) -> None:
+    """Call it as often as is queued before a wait."""
+    for _ in range(QUEUED):
+        call()
 
 
 def launches(call: passes.Call) -> int:

@@ -23,8 +23,8 @@ from specattn.widening import embedded  # noqa: E402
 FIGURES = {
     *("tokens_per_second", "prefill_seconds", "rounds", "tau", "tau_without_bonus"),
     *("acceptance_rate", "per_position_acceptance", "conditional_acceptance", "round_seconds"),
-    *("speedup", "peak_bytes", "identity", "others", "first_token_seconds", "peer"),
-    *("distinct", "details", "lengths"),
+    *("speedup", "peak_bytes", "graph_bytes", "identity", "others", "peer"),
+    *("first_token_seconds", "distinct", "details", "lengths"),
 }
 KNOWN = {
     *("kind", "section", "model", "method", "settings", "context", "batch", "temperature"),

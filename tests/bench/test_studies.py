@@ -281,6 +281,31 @@ def test_passes_of_a_body_are_timed_by_rows_replayed_and_by_modules(tmp_path):
     assert keys > 0
     assert rows[0]["bytes"] > 33 / 4 * keys
     assert all(one["time"]["samples"] >= 5 for one in rows)
+    for one, of_one in zip(rows, (rows[0], rows[0], rows[2], rows[2]), strict=True):
+        assert one["queued"]["samples"] >= 3
+        for time, over in (("time", "over_one_row"), ("queued", "queued_over_one_row")):
+            assert one[over] == pytest.approx(one[time]["median"] / of_one[time]["median"])
+        assert one["graph_bytes"] is None  # of a CPU
+
+
+def test_queued_passes_are_timed_by_the_call():
+    calls = []
+    body.repeated(lambda: calls.append(1))
+    assert len(calls) == body.QUEUED
+
+
+def test_a_pass_of_a_file_without_queued_ones_is_shown_too():
+    known = {"quantize": None, "kv_dtype": None, "context": 512, "batch": 1, "rows": 8, "how": "x"}
+    time = {"median": 0.005, "spread": 0.1, "samples": 5}
+    known |= {"time": time, "bandwidth": 2e12, "over_one_row": 1.0, "launches": 300}
+    names = [name for name, _ in body.Body.header]
+    shown = dict(zip(names, body.Body.row(None, known), strict=True))
+    assert (shown["ms"], shown["queued, ms"], shown["graphs, MB"]) == ("5.00", "-", "-")
+    later = {"queued": time | {"median": 0.0045}, "queued_over_one_row": 1.03}
+    later["graph_bytes"] = 345_000_000
+    shown = dict(zip(names, body.Body.row(None, known | later), strict=True))
+    assert shown["queued, ms"] == "4.50"
+    assert (shown["queued, over one row"], shown["graphs, MB"]) == ("1.03", "345")
 
 
 class Refuses(ModuleType):

@@ -184,7 +184,8 @@ def _compare(
         return
     expected = plain.outcomes[text * repeats].tokens
     for row in rows:
-        if row is plain or row.fault or "weights" in row.entry.options:  # another model's text
+        another = not row.entry.is_ours and "weights" in row.entry.options  # model's text
+        if row is plain or row.fault or another:
             continue
         for request, tokens in enumerate(row.outcomes[text * repeats].tokens):
             row.compared += 1

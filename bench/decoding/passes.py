@@ -1,9 +1,10 @@
 """The passes that a round is made of, each timed by itself behind a cache of random numbers.
 
 A plain step, the verification of a draft without and with scores, the selection with its table of
-positions, a sparse draft step; and what Vegas' rivals do to select. On a GPU each is timed twice:
-replayed from a CUDA graph, and launched eagerly as the decode loop does. What a pass costs does not
-depend on the numbers, so this needs no weights that mean anything and simulates nothing.
+positions, a sparse draft step; and what Vegas' rivals do to select. Each is called as the decode
+loop calls it, and on a GPU passes replay graphs of their own. Vegas' selection, which a draft has
+in its graph, is timed from a graph too. What a pass costs does not depend on the numbers, so this
+needs no weights that mean anything and simulates nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ HEADER = [("pass", "<")] + [
     (name, ">")
     for name in ("context", "rows", "launched", "time", "±", "eager", "GB/s", "plain steps")
 ]
+CAPTURED = ("select",)  # what is no pass, and yet a part of a draft's graph
 Call = Callable[[], object]
 
 
 def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) -> list[Record]:
     """Time every kind of pass behind a cache of `context` random tokens, one request.
 
-    A record says how `time` was launched: "graph", or "eager" where no CUDA graph can capture it;
-    `eager` is the eager launch beside a graph's.
+    A record says how `time` was launched: "eager" as the decode loop does, or "graph" where it was
+    captured by itself; `eager` is then the eager launch beside it.
     """
     rows = method.max_nodes
     target = Target(model, 1, context + rows)
@@ -58,9 +60,9 @@ def measure(model: PreTrainedModel, method: Vegas, context: int, budget: float) 
                 "context": context,
                 "rows": rows,
                 "bytes": moves,
-                "launch": "graph" if eager else "eager",
+                "launch": "graph" if name in eager else "eager",
                 "time": time,
-                "eager": timing(eager[name]) if eager else None,
+                "eager": timing(eager[name]) if name in eager else None,
                 "bandwidth": moves / time["median"],
             }
         )
@@ -186,7 +188,8 @@ def _times(
     if stopwatch.device.type != "cuda":
         return eager, {}
     try:
-        graphs = {name: stopwatch.prepare(call) for name, call in calls.items()}
+        graphs = {name: stopwatch.prepare(calls[name]) for name in CAPTURED}
     except RuntimeError:
         return eager, {}
-    return stopwatch.alternate(graphs, budget=budget), eager
+    replayed = stopwatch.alternate(graphs, budget=budget / len(calls))
+    return eager | replayed, {name: eager[name] for name in graphs}

@@ -24,7 +24,7 @@ from decoding import models, passes  # noqa: E402
 from decoding.cases import UNSHAPED, Entry, Group, Shaping, grid  # noqa: E402
 from decoding.columns import COLUMNS  # noqa: E402
 from decoding.identity import Difference, explain, first_difference  # noqa: E402
-from decoding.measure import MeasurePlan, measure  # noqa: E402
+from decoding.measure import MeasurePlan, _compare, measure  # noqa: E402
 from decoding.rows import DecodeRow  # noqa: E402
 from decoding.runs import Outcome, run, run_transformers  # noqa: E402
 from decoding.sections import Section  # noqa: E402
@@ -75,6 +75,7 @@ def test_figures_are_those_of_counting_every_round():
         for depth, accepted in rounds:
             request.record(Round(depth, depth, accepted, [0] * (accepted + 1)))
         timed = Statistics([request], 1.0, draft_seconds, target_seconds, accept_seconds=0.1)
+        timed.graph_bytes = len(outcomes) << 20
         outcomes.append(Outcome([], timed.tokens_per_second, timed, 1 << 30))
     group = Group(9, 1, 0.0, (Entry("vegas"),))
     row = DecodeRow(Entry("vegas"), group, outcomes, prefill_seconds=[0.25, 0.35])
@@ -99,6 +100,8 @@ def test_figures_are_those_of_counting_every_round():
     assert record["round_seconds"]["total"] == pytest.approx((2.6 / 4 + 5.6 / 4) / 2)
     assert record["prefill_seconds"] == pytest.approx(0.3)
     assert record["peak_bytes"] == 1 << 30
+    assert record["graph_bytes"] == 1 << 20
+    assert COLUMNS["graphs"](record) == "1 MB"
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -235,6 +238,20 @@ def test_a_difference_is_explained_by_plain_logits(model, prompts):
     assert noise < 1e-4
     assert not Difference(0, 0, 5, gap, noise).near_tie
     assert Difference(0, 0, 5, 1e-6, 1e-6).near_tie
+
+
+def test_a_draft_by_fewer_bits_must_write_plain_decodings_text():
+    """An engine with such weights is another model, ours are of the draft alone."""
+    group = Group(9, 1, 0.0, ())
+
+    def row(name, tokens, **options):
+        timed = Outcome([tokens], 1.0, None, None)
+        return DecodeRow(Entry(name, options), group, [timed])
+
+    rows = [row("plain", [1, 2]), row("vegas", [1, 2], weights="int4")]
+    rows.append(row("llama.cpp", [3, 2], weights="q8_0"))
+    _compare(rows, None, [torch.arange(4)], 0, 1)
+    assert [(one.compared, one.differences) for one in rows] == [(0, []), (1, []), (0, [])]
 
 
 def test_bytes_of_a_pass_are_those_of_weights_and_cache():

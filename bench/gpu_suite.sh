@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in steps of at most 90 seconds, what tells most first: are the kernels
-# right, passes of an 8B model, decoding with one, attention beside other libraries, tests.
+# right, passes of an 8B model, texts, decoding with such a model, attention beside other libraries,
+# training, tests.
 #
-#   bench/gpu_suite.sh --out DIR           all steps, on a machine with a GPU
-#   bench/gpu_suite.sh --out DIR STEP...   some of them; what others have left in DIR stays
-#   bench/gpu_suite.sh --list              their names, in order
-#   bench/gpu_suite.sh --out DIR --smoke   the same steps, tiny, on any machine
+#   bench/gpu_suite.sh --out DIR             all steps, on a machine with a GPU
+#   bench/gpu_suite.sh --out DIR STEP...     some of them; what others have left in DIR stays
+#   bench/gpu_suite.sh --list                their names, in order
+#   bench/gpu_suite.sh --commands [STEP...]  what they would run, each a line; runs nothing
+#   bench/gpu_suite.sh --out DIR --smoke     the same steps, tiny, on any machine
 #
 # Needs a Python with torch, Triton, transformers and pytest; the package need not be installed.
 # PYTHON names another interpreter than python3. Each step has its own time limit and log in DIR;
@@ -20,21 +22,29 @@ usage() {
 }
 
 cd "$(dirname "$0")/.."
-decoded=(greedy sampled batch batch-sampled greedy-32k)
+decoded=(greedy blocks codes sampled batch codes-32k greedy-32k more batch-sampled batch-more more-sampled)
+chains=(chains chains-long chains-batch chains-batch-long)
 sweeps=(4k 32k 128k batch)
 tests=()
-for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/test_*_device.py; do
+for file in tests/triton_kernels/test_*.py tests/ops/test_*.py tests/backends/test_*_device.py \
+    $(grep -rlE '^@?pytest.mark.gpu$|marks=pytest.mark.gpu\)' tests --include='test_*.py' |
+        grep -vE '^tests/(triton_kernels|ops|backends)/' | LC_ALL=C sort); do
     # Compiling for other GPUs needs none: CI does it.
-    [[ "$file" == */test_compile.py ]] || tests+=("tests-$(cut -d/ -f2- <<<"${file%.py}" | tr / -)")
+    [[ "$file" == */test_compile.py ]] || tests+=("$file")
 done
-steps=(environment check body body-codes widen "${decoded[@]/#/decode-}" chains trees body-cache body-batch
-    body-modules prefill "${sweeps[@]/#/kernels-}" weights kernels-cuda kernels-triton winners "${tests[@]}")
+named() { local name="${1#tests/}"; name="${name%.py}"; echo "tests-${name//\//-}"; }
+test_steps=()
+for file in "${tests[@]}"; do test_steps+=("$(named "$file")"); done
+steps=(environment check body texts texts-trained body-codes widen "${decoded[@]/#/decode-}" "${chains[@]}"
+    passes trees body-cache body-batch body-modules prefill "${sweeps[@]/#/kernels-}" weights train kernels-cuda
+    kernels-triton winners "${test_steps[@]}")
 smoke_steps=(environment tests body prefill kernels kernels-cpu kernels-reference winners decode-tiny)
-out="" smoke="" wanted=()
+out="" smoke="" commands="" wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --out) [ $# -ge 2 ] || usage "--out needs a directory"; out="$2"; shift 2 ;;
         --smoke) smoke=1; shift ;;
+        --commands) commands=1; out=OUT; shift ;;
         --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
         [a-z]*) wanted+=("$1"); shift ;;
         *) usage "unknown argument '$1'" ;;
@@ -45,8 +55,10 @@ done
 for name in "${wanted[@]+"${wanted[@]}"}"; do
     [[ " ${steps[*]} " == *" $name "* ]] || usage "unknown step '$name', not one of ${steps[*]}"
 done
-[[ "$out" == /* ]] || out="$from/$out"
-mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || usage "cannot write to '$out'"
+if [ -z "$commands" ]; then
+    [[ "$out" == /* ]] || out="$from/$out"
+    mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || usage "cannot write to '$out'"
+fi
 PYTHON="${PYTHON:-python3}"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -58,7 +70,7 @@ ln -s "$PWD"/python/specattn/* "$PWD/reference" "$PWD/triton_kernels" "$package/
 export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
 
 failed=0 ran=()
-touch "$out/summary.txt"
+[ -n "$commands" ] || touch "$out/summary.txt"
 
 is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
 
@@ -68,6 +80,12 @@ step() {
     local name="$1" limit="$2" start=$SECONDS status verdict
     shift 2
     is_wanted "$name" || return 0
+    if [ -n "$commands" ]; then
+        printf '%s' "$name"
+        printf ' %q' "$@"
+        echo
+        return 0
+    fi
     ran+=("$name")
     sed -i "/^$name /d" "$out/summary.txt"
     [ -z "$smoke" ] || limit=900  # any machine may be busy: only what hangs takes so long
@@ -85,7 +103,7 @@ step() {
 
 # Kernels compile side by side where pytest-xdist is installed.
 pytest=("$PYTHON" -m pytest -p no:cacheprovider --tb=short -rfE)
-if [ -z "$smoke" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then pytest+=(-n 8); fi
+if [ -z "$smoke$commands" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then pytest+=(-n 8); fi
 if [ -n "$smoke" ]; then
     kernels=(--quick --shape tiny --context 256 --rows 1,4 --budget 0.01)
     against=(cpu reference)
@@ -104,7 +122,11 @@ gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {gpu}")
 print(f"specattn from {specattn.__file__}")
 print(f"backends {specattn.backends()}")'
-is_there() { "$PYTHON" -c 'import sys, specattn; sys.exit(specattn.backends()[sys.argv[1]] != "available")' "$1"; }
+is_there() {
+    [ -n "$commands" ] || "$PYTHON" -c '
+import sys, specattn
+sys.exit(specattn.backends()[sys.argv[1]] != "available")' "$1"
+}
 if [ -n "$smoke" ]; then
     step tests 90 "${pytest[@]}" tests/ops/test_checks.py
     step body 90 "${body[@]}" --shape tiny --dtype float32 --context 64 --rows 1,4 --budget 0.01
@@ -115,33 +137,71 @@ else
     step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 75 --no-times
     large=("${body[@]}" --device cuda --shape llama-3.1-8b)
     step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
-    step body-codes 90 "${large[@]}" --context 512 --rows 1,16 --quantize int4,int8,fp8
+    # Greedy texts in float32, where they must be plain decoding's, token for token.
+    texts=("$PYTHON" bench/run_decoding.py --device cuda --dtype float32 --no-peer --resume
+        --context 512 --temperature 0 --new-tokens 48 --texts 1 --repeats 1)
+    step texts 90 "${texts[@]}" --json "$out/texts.jsonl" --method auto --method suffix \
+        --method prompt_lookup --method token_recycling --method cast --method vegas --method quest \
+        --method streaming --method specextend --method triforce
+    step texts-trained 90 "${texts[@]}" --json "$out/texts-trained.jsonl" --method longspec \
+        --method poss --method eagle3 --method mtp --method dflash --method jetflow --method medusa \
+        --method tokenswift
+    step body-codes 90 "${large[@]}" --context 512 --rows 1,16,64,128 --quantize int4,int8,fp8
     # A checkpoint of real size whose drafts are accepted as the embedded target's are.
     step widen 90 "$PYTHON" -m specattn.cli widen tiny build/wide/llama-3.1-8b --like llama-3.1-8b
     decode=("$PYTHON" bench/run_decoding.py --model build/wide/llama-3.1-8b --device cuda --no-peer
-        --texts 1 --repeats 1 --resume --method "poss:width=3,depth=5,total_tokens=24"
-        --method "longspec:widths=[2,2,2]" --method auto --method poss --method longspec
-        --method suffix)
-    more=(--method "eagle3:width=4,depth=6,total_tokens=24" --method eagle3 --method vegas
-        --method "tokenswift:widths=[1,2]" --method dflash --method cast)
+        --texts 1 --repeats 1 --resume)
+    poss=(--method "poss:width=3,depth=5,total_tokens=24")
+    fixed=("${poss[@]}" --method "longspec:widths=[2,2,2]")
+    eagle=(--method "eagle3:width=4,depth=6,total_tokens=24" --method eagle3)
+    sized=(--method auto --method poss --method longspec --method suffix)
+    further=("${eagle[@]}" --method vegas --method "tokenswift:widths=[1,2]")
+    # Each by itself and, where it has one, in a given size.
+    more=(--method mtp --method "mtp:total_tokens=24" --method medusa --method prompt_lookup
+        --method token_recycling --method quest --method streaming --method specextend --method triforce)
+    blocks=(--method "jetflow:total_tokens=64,window=512" --method "jetflow:total_tokens=128,window=512"
+        --method "jetflow:total_tokens=256,window=512" --method "jetflow:window=512" --method jetflow
+        --method "dflash:width=1")
+    int4="weights=int4,min_tokens=1024"
     for name in "${decoded[@]}"; do
         case "$name" in
-            greedy) how=(--context 4k --temperature 0 "${more[@]}") ;;
-            sampled) how=(--context 4k --temperature 1 "${more[@]}") ;;
-            batch) how=(--context 4k --temperature 0 --batch 8) ;;
-            batch-sampled) how=(--context 4k --temperature 1 --batch 8) ;;
-            greedy-32k) how=(--context 31k --temperature 0) ;;
+            greedy) how=(--context 4k --temperature 0 "${fixed[@]}" "${sized[@]}" "${further[@]}") ;;
+            sampled) how=(--context 4k --temperature 1 "${fixed[@]}" "${sized[@]}" "${further[@]}") ;;
+            blocks) how=(--context 4k --temperature 0 "${blocks[@]}") ;;
+            codes) how=(--context 512,4k --temperature 0,1 --new-tokens 256 --method cast
+                --method cast:gamma=5 --method auto) ;;
+            codes-32k) how=(--context 31k --temperature 0 --batch 1,4 --method "vegas:$int4"
+                --method "vegas:gamma=6,switch=False,$int4") ;;
+            batch) how=(--context 4k --temperature 0 --batch 8 "${fixed[@]}" "${sized[@]}") ;;
+            batch-sampled) how=(--context 4k --temperature 1 --batch 8 "${fixed[@]}" "${sized[@]}") ;;
+            batch-more) how=(--context 4k --temperature 0 --batch 8 "${further[@]}" --method cast
+                --method "jetflow:total_tokens=24,window=512" --method mtp --method medusa) ;;
+            greedy-32k) how=(--context 31k --temperature 0 "${fixed[@]}" "${sized[@]}") ;;
+            more) how=(--context 4k --temperature 0 "${more[@]}") ;;
+            more-sampled) how=(--context 4k --temperature 1 "${more[@]}") ;;
         esac
         step "decode-$name" 90 "${decode[@]}" "${how[@]}" --json "$out/decode-$name.jsonl"
     done
     # Attention beside other libraries: FlashAttention of every version, FlashInfer (which compiles first).
-    beside=(--only hybrid_tree_attention --context 4k,32k --peers sdpa)
+    beside=("${kernels[@]}" --only hybrid_tree_attention --peers sdpa)
     others=(--peers flash-attn-3 --peers flash-attn-4 --peers flash-attn-2)
-    step chains 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" "${others[@]}" \
-        --variant chain --variant contiguous --json "$out/chains.jsonl"
-    step trees 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" "${beside[@]}" --peers flashinfer \
+    for name in "${chains[@]}"; do
+        case "$name" in
+            chains) how=(--context 4k,8k) ;;
+            chains-long) how=(--context 32k,128k) ;;
+            chains-batch) how=(--context 4k,8k --batch 8) ;;
+            chains-batch-long) how=(--context 32k,128k --batch 8) ;;
+        esac
+        step "$name" 90 "$PYTHON" bench/run_kernels.py "${beside[@]}" "${others[@]}" "${how[@]}" \
+            --rows 1,4,8,16,32,64 --variant chain --json "$out/$name.jsonl"
+    done
+    # A round's passes one by one: of all layers, what scores cost and what selecting does.
+    step passes 90 "$PYTHON" bench/run_decoding.py --shape llama-3.1-8b --random-weights --device cuda \
+        --acceptance vegas-qwen3-8b --context 32k --temperature 0 --texts 1 --repeats 1 --new-tokens 32 \
+        --no-peer --resume --method vegas:gamma=6 --passes --budget 10 --json "$out/passes.jsonl"
+    step trees 90 "$PYTHON" bench/run_kernels.py "${beside[@]}" --peers flashinfer --context 4k,32k \
         --variant contiguous --json "$out/trees.jsonl"
-    step body-cache 90 "${large[@]}" --context 128k --rows 1,16 --kv-dtype off,int8,fp8
+    step body-cache 90 "${large[@]}" --context 32k,128k --rows 1,16 --kv-dtype off,int8,fp8
     step body-batch 90 "${large[@]}" --context 4k --batch 8 --rows 1,2,8,25
     step body-modules 90 "${large[@]}" --context 512,32k --rows 1,8 --compile off
     # Prompts, by our attention, by each FlashAttention that is installed, and through the modules.
@@ -154,6 +214,8 @@ else
     done
     step weights 90 "$PYTHON" bench/run_kernels.py "${kernels[@]}" --only linear_few_rows \
         --json "$out/weights.jsonl"
+    # It begins, is interrupted half way, goes on, and has learnt something: needs specattn[train].
+    step train 90 "$PYTHON" bench/train_and_resume.py --output "$out/train" --steps 20 --bf16 True
 fi
 # Every backend on all that it serves, against the others: from then on the fastest are chosen here.
 [ -n "$smoke" ] || kernels+=(--context 32k,128k --batch 1,8)
@@ -163,8 +225,11 @@ for backend in "${against[@]}"; do
         --backend "$backend" --only hybrid_tree_attention --only verify_attention \
         --only sparse_gather_attention --json "$out/kernels-$backend.jsonl"
 done
-found=("$out"/kernels-{cuda,triton,cpu,reference}.jsonl)
-for name in "${!found[@]}"; do [ -e "${found[$name]}" ] || unset "found[$name]"; done
+found=()
+for name in "${against[@]}"; do
+    file="$out/kernels-$name.jsonl"
+    if [ -n "$commands" ] || [ -e "$file" ]; then found+=("$file"); fi
+done
 if [ ${#found[@]} -gt 1 ]; then
     step winners 30 "$PYTHON" bench/winners.py "${found[@]}"
 fi
@@ -175,14 +240,16 @@ if [ -n "$smoke" ]; then
         --acceptance vegas-qwen3-8b --temperature 0 --texts 1 --passes "${decode[@]}" \
         --json "$out/decode-tiny.jsonl" --pictures "$out/decode-tiny"
 else
-    for name in "${tests[@]}"; do
-        file="tests/$(sed 's/^tests-\(triton_kernels\|ops\|backends\)-/\1\//' <<<"$name").py"
-        step "$name" 90 "${pytest[@]}" "$file"
+    for file in "${tests[@]}"; do
+        marked=()
+        [[ "$file" =~ ^tests/(triton_kernels|ops|backends)/ ]] || marked=(-m gpu)
+        step "$(named "$file")" 90 "${pytest[@]}" "${marked[@]}" "$file"
     done
 fi
+[ -z "$commands" ] || exit 0
 
 for name in "${ran[@]+"${ran[@]}"}"; do
-    case "$name" in environment | check | chains | trees | body* | prefill | kernels* | decode-*) echo; cat "$out/$name.log" ;; esac
+    case "$name" in tests* | widen | weights | winners) ;; *) echo; cat "$out/$name.log" ;; esac
 done
 echo
 cat "$out/summary.txt"

@@ -191,7 +191,12 @@ def _parser() -> arguments.Parser:
     add("--sparsity", type=arguments.shares, metavar="P[,P]", help="selected share of the context")
     add("--collect", choices=("off", "scores", "logits"), action="append", help="of verification")
     add("--peers", choices=FAMILIES, metavar="NAME", action="append", help=", ".join(FAMILIES))
-    add("--variant", metavar="NAME", action="append", help="rows of it alone; may be repeated")
+    add(
+        "--variant",
+        metavar="NAME",
+        action="append",
+        help="of it alone; may be repeated; of one row a chain is `contiguous`",
+    )
     add("--budget", type=arguments.positive, metavar="S", help="seconds for one row and peers")
     add("--quick", action="store_true", help="under two minutes on two cores")
     add("--worst", action="store_true", help="lowest share of its ceiling first")
@@ -223,7 +228,12 @@ def _cases(
     for name in options.variant or ():
         if name not in variants:
             parser.error(f"--variant: expected one of {', '.join(variants)}, got '{name}'")
-    cases = [case for case in cases if case.variant in (options.variant or variants)]
+    wanted = options.variant or variants
+    cases = [
+        case for case in cases
+        if case.variant in wanted
+        or ("chain" in wanted and (case.variant, case.rows) == ("contiguous", 1))
+    ]  # fmt: skip
     free, needed = free_memory(device), [memory_needed(case, device) for case in cases]
     fitting = [case for case, size in zip(cases, needed, strict=True) if size < 0.9 * free]
     if large := len(cases) - len(fitting):

@@ -123,13 +123,19 @@ class Study:
         return self._snapshots[context, text]
 
 
-def run(study: type[Study], argv: list[str] | None = None) -> int:
-    """Measure the cells of a study, keep and print them; return the exit status."""
+def parser_of(study: type[Study]) -> arguments.Parser:
+    """Return what reads a study's command line."""
     module = sys.modules[study.__module__]
     parser = arguments.Parser(description=(module.__doc__ or "").splitlines()[0])
     for name, value in {**study.defaults, "json": None}.items():
         parser.add_argument(f"--{name.replace('_', '-')}", default=value, **OPTIONS[name])
     study.add_arguments(parser)
+    return parser
+
+
+def run(study: type[Study], argv: list[str] | None = None) -> int:
+    """Measure the cells of a study, keep and print them; return the exit status."""
+    parser = parser_of(study)
     options = parser.parse_args(argv)
     torch.set_num_threads(getattr(options, "threads", torch.get_num_threads()))
     path, known = options.json, []

@@ -231,6 +231,13 @@ def test_every_primitive_has_a_workload():
     assert set(OPS) == {name for name in ops.__all__ if not name.startswith("lse_")}
 
 
+def test_chains_of_one_row_are_among_those_that_are_asked_for():
+    parser = run_kernels._parser()
+    given = "--quick --only hybrid_tree_attention --context 300 --rows 1,4 --variant chain"
+    found = run_kernels._cases(parser.parse_args(given.split()), CPU, parser)
+    assert [(one.variant, one.rows) for one in found] == [("contiguous", 1), ("chain", 4)]
+
+
 def test_a_small_run_writes_a_table_and_valid_json_lines(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     assert (

@@ -51,6 +51,7 @@ sys.path.pop(0)
 
 PAGES = [page for page in pages.PAGES if page.name != "CHANGELOG.md"]  # which tells of what was
 NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10}
+OF_TREES = "hybrid_tree_attention"
 CLASSES = {cls.__name__: cls for cls in METHODS.values()}
 each_page = pages.each(PAGES)
 
@@ -236,11 +237,29 @@ def test_what_readme_says_of_auto_is_what_tables_and_records_say():
 
 def test_where_vllm_is_ahead_is_said_beside_where_it_is_not():
     claim = " ".join((ROOT / "README.md").read_text().split())
-    claim = claim[claim.index("Plain decoding of that model") :].split(" Greedy text ")[0]
+    claim = claim[claim.index("Plain decoding of the embedded model") :].split(" SGLang ")[0]
     bars = {row["name"]: row["measured"] for row in records.read("xeon-2core/bars.jsonl", "bar")}
     one_row = bars["hybrid, 1 row, 32768 keys, against vllm"]
     assert ("vLLM's kernel is the faster one for single rows" in claim) == (one_row < 1)
     assert ("EPYC" in claim, "Xeon with AMX" in claim, "(7.7 M parameters" in claim) == (True,) * 3
+
+
+def test_how_often_vllms_speed_readme_says_is_what_the_records_give():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    peers = records.read("epyc-2core/decoding-peers.jsonl")
+    gains = [row["speedup"]["vllm"] for row in peers if row["method"] == "plain"]
+    assert len(gains) > 1
+    assert f"at {min(gains):.1f} to {max(gains):.1f} times vLLM's speed on the EPYC" in text
+
+
+def test_what_readme_says_of_a_tree_on_an_h100_is_its_record():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = [row for row in records.read("h100/kernels.jsonl") if row["op"] == OF_TREES]
+    place = {"variant": "contiguous", "rows": 16, "batch": 1, "context": 32768}
+    (one,) = (row for row in rows if all(row[key] == value for key, value in place.items()))
+    best = min(peer["ratio"] for peer in one["peers"].values())
+    told = f"{1e6 * one['time']['median']:.0f} us on an H100, the best of FlashInfer and torch"
+    assert f"(a tree of 16 rows over 32k keys: {told} {best:.1f} times that)" in text
 
 
 def test_families_are_those_that_are_tested():

@@ -187,7 +187,8 @@ def _line(name: str, drafting: Drafting, reached: Sequence[float], goal: float |
         return [*line, f"{gain:.2f}", "-", "-"]
     rate = drafting.rate(goal)
     needs = "more than there is" if rate is None else f"{rate:.0%}"
-    return [*line, f"{gain:.2f}" if gain >= goal else f"**{gain:.2f}**", f"{goal:g}", needs]
+    shown = f"{gain:.2f}" if gain >= goal else f"{gain:.2f}, **missed**"
+    return [*line, shown, f"{goal:g}", needs]
 
 
 # Instructions a key and head of one row of int8, by Triton 3.9 for sm_90: of the kernel that was

@@ -197,7 +197,7 @@ def test_python_versions_are_those_of_the_package(page):
 @each_page
 def test_what_stands_below_the_picture_of_auto_is_its_record(page):
     """The paragraph below it names texts, dates and factors of the file that it is drawn from."""
-    path = ROOT / "bench/results/epyc-2core/auto.jsonl"
+    path = ROOT / "bench/results/epyc-zen5-2core/auto.jsonl"
     run, *cells = map(json.loads, path.read_text().splitlines())
     gains = auto_gains()
     means = [geometric_mean(gains[kind]) for kind in ("greedy", "sampled", "best")]

@@ -308,7 +308,7 @@ def cast() -> str:
 @table("auto")
 def auto() -> str:
     """Return times plain decoding by length and temperature, geometric means, and over all."""
-    cells = read("epyc-2core/auto.jsonl", "cell")
+    cells = read("epyc-zen5-2core/auto.jsonl", "cell")
     names = [name for name in cells[0]["speed"] if name != "plain"]
     rows = []
     for place in sorted({(cell["context"], cell["temperature"]) for cell in cells}):
@@ -329,7 +329,7 @@ in the worst cell; over the best other method of each cell {geometric_mean(best)
 def auto_gains() -> dict[str, list[float]]:
     """Return auto over plain greedily and sampled, and over the best other method, per cell."""
     found: dict[str, list[float]] = {"greedy": [], "sampled": [], "best": []}
-    for cell in read("epyc-2core/auto.jsonl", "cell"):
+    for cell in read("epyc-zen5-2core/auto.jsonl", "cell"):
         speed = cell["speed"]
         kind = "sampled" if cell["temperature"] else "greedy"
         found[kind].append(speed["auto"] / speed["plain"])

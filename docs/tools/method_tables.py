@@ -213,7 +213,7 @@ def wide_pacing() -> str:
     """Return times plain decoding with a given size, and with sizes that a run chooses."""
     found: dict[str, dict[tuple[float, bool], str]] = {}
     given = {}
-    for row in read("epyc-2core/decoding-wide-pacing.jsonl"):
+    for row in read("epyc-zen5-2core/decoding-wide-pacing.jsonl"):
         if row["method"] != "plain":
             place = row["temperature"], bool(row["settings"])
             found.setdefault(row["method"], {})[place] = f"{row['speedup']['plain']:.2f}"

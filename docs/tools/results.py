@@ -140,7 +140,7 @@ def draw_vllm():
 
 def draw_auto():
     """Draw tokens per second of `auto` and of every method against the prompt's length."""
-    cells = read("epyc-2core/auto.jsonl", "cell")
+    cells = read("epyc-zen5-2core/auto.jsonl", "cell")
     contexts = sorted({cell["context"] for cell in cells})
     figure, both = pyplot.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
     for axes, heat in zip(both, sorted({cell["temperature"] for cell in cells}), strict=True):

@@ -124,7 +124,9 @@ def show(first: Path, second: Path) -> int:
     (run_a, before), (run_b, after) = read(first), read(second)
     for name, run in ((first, run_a), (second, run_b)):
         print(f"{name}: {run['machine']['name']}, commit {run['commit']}, {run['time']}")
-    if run_a["machine"]["name"] != run_b["machine"]["name"]:
+    machines = run_a["machine"], run_b["machine"]
+    known = ["name", *(["kind"] if all("kind" in one for one in machines) else [])]
+    if any(machines[0][one] != machines[1][one] for one in known):
         print("two machines: only what stands within one run can be compared")
     found = [change(one, before[one], after[one]) for one in before.keys() & after.keys()]
     found.sort(key=lambda change: -change.ratio)

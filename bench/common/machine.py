@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,10 @@ DISTURBING = 0.2  # cores that others use, from which on absolute times mean lit
 def describe(device: torch.device) -> dict:
     """Return everything a reader needs to judge a figure, ready for JSON."""
     host = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    with suppress(ImportError):  # of a checkout whose kernels for CPUs were not built
+        from specattn import _cpu
+
+        host["kind"] = _cpu.machine()  # the name alone may be "AMD EPYC", of any year
     machine = {"name": f"{host['cpu']}, {host['threads']} threads", "device": "cpu"}
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
@@ -44,7 +49,10 @@ def describe(device: torch.device) -> dict:
 
 def heading(run: dict) -> str:
     """Return the machine of a run's record, its commit and backend, as text."""
-    parts = [run["machine"]["name"], f"commit {run['commit']}", f"torch {run['versions']['torch']}"]
+    machine = run["machine"]
+    parts = [machine["name"], f"commit {run['commit']}", f"torch {run['versions']['torch']}"]
+    if "kind" in machine:
+        parts.insert(1, machine["kind"])
     return " | ".join(parts + ([f"backend {run['backend']}"] if "backend" in run else []))
 
 

@@ -5,11 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from specattn import _cpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import run_decoding  # noqa: E402
 import run_kernels  # noqa: E402
+from common.machine import describe, heading  # noqa: E402
 from decoding import pictures as decoding  # noqa: E402
 from kernels import pictures as kernels  # noqa: E402
 
@@ -84,6 +88,27 @@ def test_a_file_beside_itself_has_not_changed(compare):
     status, printed = compare(records, records)
     assert status == 0
     assert "0 slower, 0 faster, 2 within the spread; 0 in one file only" in printed
+
+
+def test_a_record_says_which_processor_it_is_of():
+    """Its name may be that of several generations: "AMD EPYC"."""
+    run = describe(torch.device("cpu"))
+    assert run["machine"]["kind"] == _cpu.machine()
+    assert f"{run['machine']['name']} | {_cpu.machine()} | commit" in heading(run)
+    assert heading(run | {"machine": {"name": "older"}}).startswith("older | commit")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [("zen4", "zen5", True), ("zen4", "zen4", False), (None, "zen5", False)],
+)
+def test_processors_of_one_name_are_two_machines(tmp_path, capsys, first, second, told):
+    paths = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, kind in zip(paths, (first, second), strict=True):
+        machine = RUN["machine"] | ({"kind": kind} if kind else {})
+        path.write_text("\n".join(map(json.dumps, [RUN | {"machine": machine}, row()])) + "\n")
+    assert run_kernels.main(["--compare", *map(str, paths)]) == 0
+    assert ("two machines" in capsys.readouterr().out) == told
 
 
 def test_a_row_that_became_wrong_comes_first(compare):

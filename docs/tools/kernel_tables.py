@@ -189,6 +189,21 @@ def bars_zen5() -> str:
     return markdown(("bar; **missed**", "to reach", "all bars", "alone"), rows)
 
 
+@table("weights-zen5")
+def weights_zen5() -> str:
+    """Return the bars of weights of 8 and 4 bits on Zen 5."""
+    rows = []
+    for bar in read("epyc-zen5-2core/bars-weights.jsonl", "bar"):
+        ratio = bar["unit"] == "over"  # kept as what it takes beyond one
+        unit = "times" if ratio else bar["unit"]
+        target, found = (amount(bar[name] + ratio, unit) for name in ("target", "measured"))
+        found = f"{found} ±{bar['spread']:.0%}"
+        found = found if bar["met"] else f"**{found}**"
+        most = "at most " if bar["at_most"] else ""
+        rows.append([bar["name"], most + target, found, bar["note"].split(": ")[0]])
+    return markdown(("bar; **missed**", "to reach", "found", "time"), rows)
+
+
 @table("bytes")
 def bytes_avx512() -> str:
     """Return what caches of 8 bits gain with AVX-512-BF16."""
@@ -201,8 +216,15 @@ def bytes_avx2() -> str:
     return of_8_bits("epyc-zen3-2core/bars-bytes.jsonl")
 
 
-def of_8_bits(record: str) -> str:
+@table("bytes-zen5")
+def bytes_zen5() -> str:
+    """Return what caches of 8 bits gain on Zen 5, where no vLLM was installed."""
+    return of_8_bits("epyc-zen5-2core/bars-bytes.jsonl", peers=False)
+
+
+def of_8_bits(record: str, *, peers: bool = True) -> str:
     """Return how many times as fast caches of 8 bits are, by rows and type."""
+    places = ("int8", "e4m3", "e5m2", *(["against vllm"] if peers else []))
     found: dict[str, dict[str, Any]] = {}
     for bar in read(record, "bar"):
         _, rows, stored, _, held = bar["name"].split(", ")
@@ -211,13 +233,13 @@ def of_8_bits(record: str) -> str:
     lines = []
     for rows, bars in found.items():
         line = [rows]
-        for place in ("int8", "e4m3", "e5m2", "against vllm"):
+        for place in places:
             bar = bars.get(place)
             value = bar and f"{bar['measured']:.2f} of {bar['target']:g}"
             line.append(f"**{value}**" if bar and not bar["met"] else value)
         time = bars["e4m3"]["note"].replace("; bf16", " /")
         lines.append([*line, time])
-    types = ("int8", "e4m3", "e5m2", "e4m3 over vLLM's")
+    types = [place.replace("against vllm", "e4m3 over vLLM's") for place in places]
     return markdown(("rows", *types, "time, e4m3 / bf16"), lines)
 
 

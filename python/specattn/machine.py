@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ _PACKAGES = (
 
 def facts() -> Iterator[tuple[str, str]]:
     """Yield names and states: versions, processor, GPUs, and which backends serve here."""
+    from importlib import metadata
+
     import torch
 
     import specattn
@@ -27,8 +28,8 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "torch", f"{torch.__version__}, {built}, {torch.get_num_threads()} threads"
     for name in _PACKAGES:
         try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     yield "processor", _processor()
     for number in range(torch.cuda.device_count()):

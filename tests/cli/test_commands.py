@@ -18,11 +18,13 @@ import specattn as package
 from specattn import _cpu
 from specattn.cli.options import DTYPES
 from specattn.decoding import METHODS, parse_method
+from specattn.method_names import method_names
 from tests import HANGS
 
 WITHOUT_TORCH = (
     *("", "-h", "--version", "generate -h", "compare -h", "train longspec -h", "tune vegas -h"),
     *("generat", "generate --temprature 1", "generate", "generate --prompt-file no/such"),
+    *("generate --method vega", "compare --method plain,vega:gamma=[1,2]", "methods vega"),
 )
 WITHOUT_TRANSFORMERS = ("env", "plan")
 LINES = f"""
@@ -104,6 +106,17 @@ def test_version_and_backends(specattn):
     code, text, _ = specattn("env")
     assert code == 0
     assert all(name in text for name in ("triton", "cpu", "reference"))
+
+
+def test_methods_are_known_by_their_files():
+    assert sorted(method_names()) == sorted(METHODS)
+
+
+def test_python_m_runs_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "specattn", "--version"], capture_output=True, text=True
+    )
+    assert (done.stdout, done.returncode) == (f"specattn {package.__version__}\n", 0)
 
 
 def test_the_list_of_methods_can_be_given_back(specattn, refused):
@@ -216,11 +229,10 @@ def test_help_is_in_groups_and_names_values_in_words(specattn):
         assert re.search(r"--prompt-file +FILE", text)
         assert re.search(r"--max-new-tokens +N ", text)
     for command in ("generate", "compare", "demo", "methods", "plan", "widen", "conform",
-                    "gpu-check", "tune vegas", "train longspec", "train poss"):  # fmt: skip
+                    "quantize", "env", "gpu-check", "tune vegas", "train longspec", "train poss",
+                    ""):  # fmt: skip
         _, text, _ = specattn(*command.split(), "-h")
-        for line in re.findall("^.* --.*$", text, re.MULTILINE):
-            if "--help" not in line:
-                assert not re.search(r"<(bool|str|int|float|path)( range)?>|<list|\d{10}", line)
+        assert not re.search(r"<(bool|str|int|float|path)( range)?>|<list|\d{10}", text)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +243,7 @@ def test_help_is_in_groups_and_names_values_in_words(specattn):
         ("compare --prompt x --method plain,vegas:gama=3", "'gamma'"),
         ("methods sufix", "'suffix'"),
         ("plan --link nvlnk", "'nvlink'"),
+        ("plan --gpu h10", "'h100'"),
         ("generat", "'generate'"),
     ],
 )

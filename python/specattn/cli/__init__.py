@@ -29,17 +29,13 @@ from specattn.cli import (
     widen,
 )
 from specattn.cli.errors import Interrupted, interrupt, on_signals, one_line_errors
+from specattn.cli.options import App
 from specattn.cli.terminal import libraries_escaped, output, say, write_line
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="specattn",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},  # and so of all commands
-)
+# The names of its help are those of all commands.
+app = App(name="specattn", context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def _print_version(asked: bool) -> None:
@@ -52,7 +48,6 @@ _Version = typer.Option(
     "--version",
     callback=_print_version,
     is_eager=True,
-    metavar="",
     help="Print the version and exit.",
 )
 

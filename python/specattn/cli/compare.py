@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import typer
 from rich.markup import escape
 
-from specattn.cli.errors import Interrupted
+from specattn.cli.errors import Interrupted, one_of
 from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.prompts import read_texts
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, preload, say
 from specattn.machine_load import Others
+from specattn.method_names import method_names, split_methods
 
 if TYPE_CHECKING:
     from specattn.cli.session import Continuation, DecodingSession
@@ -50,18 +51,19 @@ def compare(options: CompareOptions) -> None:
     check_outputs(json=out, html=html)
     if html == STDOUT:
         raise ValueError("--html: expected a file, got -")
+    given = [text for several in options.methods for text in split_methods(several)]
+    if not given:
+        raise ValueError("--method: expected at least one, got none")
+    for text in given:
+        one_of("--method", text.partition(":")[0], method_names())
     texts = read_texts(options)  # first, for what is imported next takes seconds
     preload("specattn.cli.session")
     from specattn.cli.differences import describe, first_difference
     from specattn.cli.page import write_page
     from specattn.cli.session import DecodingSession, build_method
-    from specattn.decoding.methods import split_methods
     from specattn.distributed.launch import refuse_ranks
 
     refuse_ranks("specattn compare")
-    given = [text for several in options.methods for text in split_methods(several)]
-    if not given:
-        raise ValueError("--method: expected at least one, got none")
     chosen = {text: build_method(text) for text in given}
     session = DecodingSession(options, texts, silent=out == STDOUT)
     prepared = {text: method.prepared(session.model) for text, method in chosen.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,24 +26,12 @@ from specattn.cli.terminal import (
     status,
     write_line,
 )
-from specattn.conform import Answer, Endpoint, Finding, Request, Verdict, judge, noise_of
-from specattn.conform.judge import BAD
-from specattn.conform.prompts import PROMPTS
 from specattn.escaping import escaped
 
+if TYPE_CHECKING:  # HTTP's client is for who asks a server, not for who reads the help
+    from specattn.conform import Answer, Engine, Finding, Request
+
 SCHEMA = "specattn.conform/1"
-FEW = 200  # places that tell little of what rounding can do
-
-
-class Engine(Protocol):
-    """Whatever continues prompts."""
-
-    @property
-    def name(self) -> str:
-        """How reports call it."""
-
-    def answer(self, prompt: str, request: Request) -> Answer:
-        """Continue a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +66,9 @@ def conform(
     Exit code 0: every text is the same or parts at a near-tie. 1: one is different, or of one
     nothing was compared.
     """
+    from specattn.conform import Request, Verdict, judge, noise_of
+    from specattn.conform.judge import BAD, notes_of
+
     check_outputs(json=options.json_file, html=options.html)
     output.outlives = True  # the exit code is the answer
     if options.html == STDOUT:
@@ -98,7 +88,7 @@ def conform(
     counts = Counter(one.verdict for one in findings.values())
     places = sum(one.compared for one in findings.values())
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in Verdict)
-    notes = _notes(noise, places, pairs.values(), sampled)
+    notes = notes_of(noise, places, pairs.values(), sampled=sampled)
     if options.json_file != STDOUT:
         rows = [_row(name, one) for name, one in findings.items()]
         for line in aligned(fitting(rows, ("why", "parts at"), room(sys.stdout)), left=5):
@@ -129,28 +119,19 @@ def conform(
 
 def _prompts(given: list[Path] | None) -> dict[str, str]:
     """Return the prompts by name."""
-    if not given:
-        return PROMPTS
+    from specattn.conform.prompts import PROMPTS, read_prompts
+
     prompts = dict[str, str]()
-    for file in given:
+    for file in given or ():
         with naming(f"--prompt-file {file}", Exception):
-            text = file.read_text(encoding="utf-8")
-            if file.suffix == ".jsonl":
-                lines = [line for line in text.splitlines() if line.strip()]
-                read = {
-                    f"{file.name}:{n}": json.loads(one)["prompt"] for n, one in enumerate(lines, 1)
-                }
-            else:
-                read = {file.name if file.name not in prompts else str(file): text}
-            wrong = [name for name, one in read.items() if not isinstance(one, str) or not one]
-            if wrong or not read:
-                raise ValueError(f"expected text, got none in {', '.join(wrong) or 'it'}")
-            prompts |= read
-    return prompts
+            prompts |= read_prompts(file, prompts)
+    return prompts if given else PROMPTS
 
 
 def _engine(argument: str, text: str, options: ConformOptions) -> Engine:
     if "://" in text:
+        from specattn.conform import Endpoint
+
         with naming(argument):
             return Endpoint(text, options.served, options.timeout)
     if argument != "PLAIN":
@@ -186,21 +167,6 @@ def _answers(
             return found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _notes(noise: float, places: int, pairs: Any, sampled: bool) -> list[str]:
-    if not all(one.lists for pair in pairs for one in pair if one.text):
-        return ["An engine gives no log-probabilities: what parts is not explained."]
-    if not places:
-        return [
-            "No logit of one engine could be held against the other's: what parts is not explained."
-        ]
-    notes = [f"Where texts are the same, logits are up to {noise:.2g} apart ({places} tokens)."]
-    if places < FEW and not sampled:
-        notes.append(
-            f"warning: {places} tokens tell little of what rounding can do; give more text"
-        )
-    return notes
 
 
 def _row(name: str, one: Finding) -> dict[str, str]:

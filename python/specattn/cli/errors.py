@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -52,6 +52,14 @@ def one_of(option: str, given: str, known: Collection[str]) -> str:
     if given in known:
         return given
     raise ValueError(f"{option}: {unknown(given, known)}")
+
+
+def numbers(option: str, text: str, kind: type = int) -> tuple:
+    """Return the numbers that ``2,4,6`` names."""
+    with suppress(ValueError):
+        if kind is not int or text.replace(",", "").isdecimal():
+            return tuple(map(kind, text.split(",")))
+    raise ValueError(f"{option}: expected numbers such as 2,4,6, got {text!r}")
 
 
 class Interrupted(BaseException):

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specattn.cli.errors import one_of
 from specattn.cli.options import METHOD_HELP, DecodingOptions, grouped, takes_options
 from specattn.cli.output import STDOUT, check_outputs, write_json
 from specattn.cli.prompts import read_texts
 from specattn.cli.table import print_figures
 from specattn.cli.terminal import console, preload, say
+from specattn.method_names import method_names
 from specattn.pages.authors import Authors
 
 if TYPE_CHECKING:
@@ -55,11 +57,12 @@ def generate(options: GenerateOptions) -> None:
         raise ValueError("--resume saves the run again: leave out --state")
     if options.show and out == STDOUT:
         raise ValueError("--show: standard output is taken by --json -: give that a file")
+    name = one_of("--method", options.method.partition(":")[0], method_names())
     texts = read_texts(options)  # first, for what is imported next takes seconds
     preload("specattn.cli.session")
     from specattn.cli.session import DecodingSession
 
-    name, method = options.method.partition(":")[0], _built(options)
+    method = _built(options)
     with ExitStack() as stack:
         started = _join_ranks(options, stack)
         is_first = started is None or started.ranks.rank == 0

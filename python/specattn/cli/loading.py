@@ -17,12 +17,10 @@ from specattn.cli.errors import naming, one_of
 from specattn.cli.options import DTYPES, DecodingOptions, ModelOptions
 from specattn.cli.terminal import status
 from specattn.decoding.model.checkpoint import load_causal_model
+from specattn.decoding.model.hub import fetched
 from specattn.embedded import EMBEDDED, EMBEDDED_TARGET
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-# What is read of a model of the Hub, drafters in its folders included; some have the weights twice.
-_OF_MODELS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_NOT_READ = ["consolidated*", "original/*", "onnx/*"]
 
 
 def device_named(name: str) -> torch.device:
@@ -47,15 +45,15 @@ def dtype_named(name: str, option: str) -> torch.dtype | str:
 def model_folder(given: str | Path | None, option: str = "--model") -> Path:
     """Return the folder that `option` names if it holds a model that transformers knows.
 
-    A Hub id is fetched first, unless it is at hand: with the progress and the offline rules of
-    transformers (HF_HUB_OFFLINE, HF_HOME, ...).
+    A Hub id is fetched first, unless it is at hand.
     """
     path = EMBEDDED_TARGET if given is None else Path(given)
     if not path.is_dir():
         path = EMBEDDED.get(str(given), path)
     hub_id = str(given) if not path.is_dir() and _HUB_ID.fullmatch(str(given)) else None
     if hub_id is not None:
-        path = _fetched(hub_id, option, ["config.json"])
+        with naming(option):
+            path = fetched(hub_id, ("config.json",))
     if not path.is_dir():
         raise ValueError(f"{option}: {path} is not a folder, and no Hub id such as Qwen/Qwen3-0.6B")
     try:
@@ -67,28 +65,11 @@ def model_folder(given: str | Path | None, option: str = "--model") -> Path:
         known = f"transformers {transformers.__version__} knows no models of type {family!r}"
         raise ValueError(f"{option}: {path}: {known}")
     if hub_id is not None:
-        path = _fetched(hub_id, option, _OF_MODELS)
+        with naming(option):
+            path = fetched(hub_id)
     if not any(path.glob("*.safetensors")):
         raise ValueError(f"{option}: {path} holds no *.safetensors; other formats are not loaded")
     return path
-
-
-def _fetched(hub_id: str, option: str, patterns: list[str]) -> Path:
-    """Return the folder of a model of the Hub, with such of its files."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_NOT_READ))
-    except LocalEntryNotFoundError:
-        raise ValueError(
-            f"{option}: {hub_id} is no folder here, was not downloaded yet, and the Hub cannot be "
-            f"reached; where there is a network: hf download {hub_id}"
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise ValueError(
-            f"{option}: {hub_id} is no folder here, and cannot be had from the Hub: {error}"
-        ) from None
 
 
 class Checkpoint:

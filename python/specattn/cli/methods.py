@@ -8,6 +8,7 @@ import typer
 
 from specattn.cli.errors import naming, one_of
 from specattn.cli.terminal import preload, write_line
+from specattn.method_names import method_names
 
 
 def methods(
@@ -23,11 +24,12 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods and their options, as --method takes them, with types and defaults."""
+    named = [one_of("NAME", name, method_names()) for name in names or ()]
     preload("specattn.decoding")
     from specattn.decoding import METHODS
     from specattn.decoding.methods.spelling import options_of
 
-    named = [one_of("NAME", name, METHODS) for name in names or METHODS]
+    named = named or [*METHODS]
     if model is not None:
         _list_drafters(named, model)
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The dtypes that weights may have, by their short names; options take both."""
@@ -22,13 +23,45 @@ SAMPLING = (*OF_GENERATE, "penalty", "penalty_window", "seed")
 """All options that decide what is drawn; the contextual penalty is a processor."""
 
 METHOD_HELP = (
-    "A name, or name:option=value,... such as vegas:gamma=4,ratio=0.05; auto takes whatever is "
-    "fastest; `specattn methods` lists them."
+    "A name, or name:option=value,... such as vegas:gamma=4,ratio=0.05; auto decides before each "
+    "round by what paid; `specattn methods` lists them."
 )
-
 
 _GROUPS = (None, "Prompt", "Method", "Model", "Sampling", "Output", "Ranks")
 _LETTERS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
+
+
+class _Named:
+    """A command whose help says in words what values are, and names no type of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if one.param_type_name == "argument":  # whose name says it
+                one.display_type_rich = lambda ctx: None
+            elif one.is_flag and one.metavar is None:
+                one.metavar = ""
+        return params
+
+
+class _Command(_Named, TyperCommand):
+    """One command."""
+
+
+class _Group(_Named, TyperGroup):
+    """Several."""
+
+
+class App(typer.Typer):
+    """Commands of ours; without one of them there is help."""
+
+    def __init__(self, **given: Any):
+        looks: dict[str, Any] = {"rich_markup_mode": "rich", "add_completion": False}
+        super().__init__(cls=_Group, no_args_is_help=True, **looks, **given)
+
+    def command(self, name: str | None = None, **given: Any) -> Callable[..., Any]:
+        """Return what adds a command."""
+        return super().command(name, cls=_Command, **given)
 
 
 def option(default: Any, help: str, *names: str, group: str | None = None, **limits: Any) -> Any:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specattn.choices import unknown
 from specattn.cli.errors import one_of
 from specattn.cli.options import DTYPES, option, takes_options
 from specattn.cli.table import aligned, fitting
 from specattn.cli.terminal import preload, room, write_line
 
 if TYPE_CHECKING:
-    from specattn.planning import Machine, Prediction, Workload
+    from specattn.planning import Prediction, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,9 @@ class PlanOptions:
     context: int = option(131072, "Cached tokens of each request.", min=1, max=2**31 - 1)
     batch: int = option(1, "Requests decoded together.", min=1, max=2**31 - 1)
     dtype: str = option("bf16", "bf16, fp16 or fp32.")
-    launch: str = option("eager", "eager, or graph: replayed, as passes on a GPU are here.")
+    launch: str | None = option(
+        None, "eager, or graph: replayed [default: as passes are here, on a GPU graph]."
+    )
     ranks: int = option(1, "Machines over which the cache is sharded.", min=1, max=2**31 - 1)
     link: str = option("nvlink", "What connects them: nvlink, pcie, ib or ethernet.")
     acceptance: list[str] | None = option(None, "Rates by position, as vegas=0.95; repeatable.")
@@ -42,16 +45,17 @@ class PlanOptions:
 
 @takes_options
 def plan(options: PlanOptions) -> None:
-    """Predict the time of a round of every method, and which should win.
+    """Predict times of plain decoding, Vegas, LongSpec, PosS and TokenSwift, and which should win.
 
     Nothing is run: the figures follow from bytes, operations, bandwidths and acceptance.
     """
     preload("specattn.planning")
     from specattn import planning
+    from specattn.planning.validate import compared
 
     shorts = {full: short for short, full in DTYPES.items()}
     dtype = one_of("--dtype", shorts.get(options.dtype, options.dtype), DTYPES)
-    eager = one_of("--launch", options.launch, ("eager", "graph")) == "eager"
+    one_of("--launch", options.launch or "graph", ("eager", "graph"))
     link = planning.LINKS[one_of("--link", options.link, planning.LINKS)]
     profiles = dict(planning.METHOD_PROFILES)
     for text in options.acceptance or ():
@@ -59,14 +63,16 @@ def plan(options: PlanOptions) -> None:
     machine = planning.MACHINES.get(options.gpu)
     if machine is None:
         if not Path(options.gpu).is_file():
-            known = ", ".join(planning.MACHINES)
-            raise ValueError(f"--gpu: expected one of {known}, or a file, got {options.gpu!r}")
+            known = [*planning.MACHINES, "a file"]
+            raise ValueError(f"--gpu: {unknown(options.gpu, known)}")
         machine = planning.Machine.from_results(Path(options.gpu), dtype)
     model = planning.ModelShape.named(options.shape)
     for path in options.validate or ():
-        _print_checks(path, machine)
+        for line in compared(path, machine):
+            write_line(line)
     if options.validate:
         return
+    eager = options.launch == "eager" or (options.launch is None and not machine.overlaps)
     width = 4 if dtype == "fp32" else 2
     workload = planning.Workload(
         model, machine, options.context, options.batch, width, eager, options.ranks, link
@@ -114,18 +120,3 @@ def _print_plan(workload: Workload, found: list[Prediction], profiles: dict) -> 
     for one in found:
         if one.method in profiles:
             write_line(f"Acceptance of {one.method}: {profiles[one.method].source}.")
-
-
-def _print_checks(path: Path, machine: Machine) -> None:
-    from specattn.planning.validate import checks, errors
-
-    found = checks(path, machine)
-    write_line(f"{path}, predicted for {machine.name}")
-    for one in sorted(found, key=lambda check: -abs(check.error)):
-        write_line(
-            f"{one.error:+6.0%}  {one.predicted:10.3f} {one.measured:10.3f} {one.unit:9}{one.name}"
-            f"{'  (calibrated on this row)' if one.calibrated else ''}"
-        )
-    median, worst = errors(found)
-    count = sum(not one.calibrated for one in found)
-    write_line(f"{count} rows predicted: median error {median:.0%}, largest {worst:.0%}")

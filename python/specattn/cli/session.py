@@ -20,6 +20,7 @@ from specattn.cli.run_state import RunState, interruptible
 from specattn.cli.terminal import say, status, streamed_text, write_line, write_pieces
 from specattn.decoding import METHODS, ContextualPenalty, Method, Round, Statistics, generate
 from specattn.decoding.methods import parse_method
+from specattn.decoding.model.checkpoint import check_ends
 from specattn.decoding.model.families import check_length
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.proving import prove
@@ -38,17 +39,6 @@ def build_method(text: str) -> Method:
     with naming("--method"):
         name, given = parse_method(text)
         return METHODS[name](**given)
-
-
-def _check_ends(stop_strings: Any, tokens: dict[str, Any]) -> None:
-    """Check what a checkpoint says of where texts end: transformers takes whatever it holds."""
-    for name, value in tokens.items():
-        several = value if isinstance(value, list) else [0 if value is None else value]
-        if not all(type(one) is int and abs(one) < 2**63 for one in several):
-            raise ValueError(f"{name}: expected token ids, got {value!r}")
-    several = stop_strings if isinstance(stop_strings, list) else [stop_strings or ""]
-    if not all(isinstance(one, str) for one in several):
-        raise ValueError(f"stop_strings: expected strings, got {stop_strings!r}")
 
 
 @dataclass
@@ -137,7 +127,7 @@ class DecodingSession:
         self._stop_strings = config.stop_strings
         kept = {name: getattr(config, name, None) for name in _OF_CHECKPOINT}
         with naming(f"--model: {self.checkpoint.folder}: generation_config.json"):
-            _check_ends(self._stop_strings, kept)
+            check_ends(self._stop_strings, kept)
         if options.stop:
             if not all(options.stop):
                 raise ValueError("--stop: expected text, got none")

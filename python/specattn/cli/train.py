@@ -9,13 +9,11 @@ from typing import Any
 
 import typer
 
-from specattn.cli.errors import one_line_errors, one_of
-from specattn.cli.options import TrainingOptions, option, takes_options
+from specattn.cli.errors import numbers, one_line_errors, one_of
+from specattn.cli.options import App, TrainingOptions, option, takes_options
 from specattn.cli.terminal import preload
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Train a drafter for a frozen target."
-)
+app = App(help="Train a drafter for a frozen target.")
 
 # What is not an option of ours is one of transformers' trainer, which has some hundred.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -105,13 +103,6 @@ def _train(context: typer.Context, options: TrainingOptions, recipe: Callable[[A
     run.train()
 
 
-def _layers(text: str) -> tuple[int, ...]:
-    """Return the layers that ``2,4,6`` names."""
-    if not all(part.isdecimal() for part in text.split(",")):
-        raise ValueError(f"--feature-layers: expected numbers such as 2,4,6, got '{text}'")
-    return tuple(map(int, text.split(",")))
-
-
 def _preset(name: str, presets: dict[str, Any], option: str, **changes: Any) -> Any:
     """Return the preset that `option` names, with the changes that are not None."""
     given = {name: value for name, value in changes.items() if value is not None}
@@ -181,7 +172,7 @@ def eagle3(context: typer.Context, options: Eagle3Options) -> None:
     def recipe(training: Any) -> Any:
         given = {name: getattr(options, name) for name in own}
         if options.feature_layers is not None:
-            given["feature_layers"] = _layers(options.feature_layers)
+            given["feature_layers"] = numbers("--feature-layers", options.feature_layers)
         preset = replace(training.EAGLE3_PRESET, depth=options.depth)
         return training.Eagle3Recipe(preset, **given)
 
@@ -200,7 +191,7 @@ def dflash(context: typer.Context, options: DFlashOptions) -> None:
     def recipe(training: Any) -> Any:
         given = {name: getattr(options, name) for name in own}
         if options.feature_layers is not None:
-            given["feature_layers"] = _layers(options.feature_layers)
+            given["feature_layers"] = numbers("--feature-layers", options.feature_layers)
         preset = replace(training.DFLASH_PRESET, anchors=options.anchors)
         return training.DFlashRecipe(preset, **given)
 

@@ -71,7 +71,10 @@ class TrainingRun:
                 held_out = Documents(find_files(options.eval_data), options.text_field)
             limit = options.eval_rows
             self.eval_rows = PackedRows(held_out, tokenizer, preset.row_length, limit=limit)
-            self.prompts = _prompts(held_out, tokenizer, options)
+            length = options.eval_prompt_tokens
+            self.prompts = held_out.beginnings(tokenizer, options.eval_prompts, length)
+            if options.eval_prompts and not self.prompts:
+                raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
         self._count()
         if options.drafter is not None:  # float32, because small steps are lost in 16 bits
             drafter = recipe.drafter_class.from_pretrained(options.drafter, dtype=torch.float32)
@@ -250,14 +253,3 @@ def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: lis
         for name, value in found.items()
         if value is not None and name not in left_out
     }
-
-
-def _prompts(documents: Documents, tokenizer: Any, options: TrainingOptions) -> list[torch.Tensor]:
-    """Return the beginnings of the first held-out texts that are long enough."""
-    length = options.eval_prompt_tokens
-    ids = (tokenizer(text, verbose=False)["input_ids"] for text in documents)
-    long_enough = (torch.tensor(tokens[:length]) for tokens in ids if len(tokens) >= length)
-    prompts = list(islice(long_enough, options.eval_prompts))
-    if options.eval_prompts and not prompts:
-        raise ValueError(f"--eval-prompt-tokens: no held-out text has {length} tokens")
-    return prompts

@@ -6,17 +6,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from specattn.cli.errors import Interrupted, one_line_errors
-from specattn.cli.options import ModelOptions, option, takes_options
+from specattn.cli.errors import Interrupted, numbers, one_line_errors
+from specattn.cli.options import App, ModelOptions, option, takes_options
 from specattn.cli.prompts import read_text
 from specattn.cli.terminal import preload, progress_bars, say
 
 if TYPE_CHECKING:
     from specattn.tuning import Tuner
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app = App()
 
 SCHEMA = "specattn.tune.vegas/1"
 _LISTS = {"ratios": float, "gammas": int}
@@ -92,7 +90,9 @@ def _tuner(options: TuningOptions) -> Tuner:
 
     refuse_ranks("specattn tune")
     given = {field.name: getattr(options, field.name, None) for field in fields(Sweep)}
-    given |= {name: _numbers(name, given[name], kind) for name, kind in _LISTS.items()}
+    for name, kind in _LISTS.items():
+        if (text := given[name]) is not None:
+            given[name] = numbers(f"--{name}", text, kind)
     sweep = Sweep(**{name: value for name, value in given.items() if value is not None})
     files = find_files(options.prompts)
     if len(files) % sweep.batch:
@@ -117,11 +117,3 @@ def _tuner(options: TuningOptions) -> Tuner:
     }
     record = Record(options.output, heading, resume=options.resume)
     return Tuner(model, [torch.tensor(ids[:length]) for ids in tokens], sweep, record)
-
-
-def _numbers(name: str, text: str | None, kind: type) -> tuple | None:
-    """Read numbers separated by commas."""
-    try:
-        return None if text is None else tuple(map(kind, text.split(",")))
-    except ValueError:
-        raise ValueError(f"--{name}: expected numbers separated by commas, got {text!r}") from None

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 LISTED = 5  # of the likeliest tokens at each place: as many as every server gives
 
@@ -60,6 +60,17 @@ class Request:
     new_tokens: int
     temperature: float = 0.0
     seed: int = 0
+
+
+class Engine(Protocol):
+    """Whatever continues prompts."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+
+    def answer(self, prompt: str, request: Request) -> Answer:
+        """Continue a prompt."""
 
 
 class Endpoint:

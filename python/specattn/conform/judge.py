@@ -11,6 +11,7 @@ from itertools import zip_longest
 from specattn.conform.endpoint import Answer, Place
 
 LARGEST_NOISE = 0.5  # logits: two engines that differ by more compute different models
+FEW = 200  # places that tell little of what rounding can do
 _COMPARED = 10.0  # logits below the chosen token: nobody's choice, and not what rounding is told by
 
 
@@ -75,6 +76,24 @@ def noise_of(pairs: Iterable[tuple[Answer, Answer]]) -> float:
     """
     drifts = (drift_of(*pair)[0] for pair in pairs)
     return max((one for one in drifts if one <= LARGEST_NOISE), default=0.0)
+
+
+def notes_of(
+    noise: float, places: int, pairs: Iterable[tuple[Answer, Answer]], *, sampled: bool = False
+) -> list[str]:
+    """Return in words what so many compared places tell of rounding."""
+    if not all(one.lists for pair in pairs for one in pair if one.text):
+        return ["An engine gives no log-probabilities: what parts is not explained."]
+    if not places:
+        return [
+            "No logit of one engine could be held against the other's: what parts is not explained."
+        ]
+    notes = [f"Where texts are the same, logits are up to {noise:.2g} apart ({places} tokens)."]
+    if places < FEW and not sampled:
+        notes.append(
+            f"warning: {places} tokens tell little of what rounding can do; give more text"
+        )
+    return notes
 
 
 def _common_gaps(first: Place, second: Place) -> list[tuple[float, float]]:

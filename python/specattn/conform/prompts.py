@@ -1,4 +1,8 @@
-"""Prompts for engines that were given none: what drafters copy, and what they cannot."""
+"""Prompts for engines: of files, or what drafters copy, and what they cannot."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
 
 _FIELDS = ("name", "street", "city", "country", "phone", "email", "birthday", "language")
 _ORDERS = ((1042, "lamp", 3), (1043, "desk", 1), (1044, "chair", 4), (1045, "shelf", 2))
@@ -39,3 +43,17 @@ PROMPTS = {
     "proof": "Theorem. The sum of two even numbers is even.\nProof. Let a = 2m and b = 2n. Then ",
 }
 """By name."""
+
+
+def read_prompts(file: Path, taken: Collection[str] = ()) -> dict[str, str]:
+    """Return a file's text, or the prompts of its lines of JSON, by names that are not `taken`."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".jsonl":
+        lines = [line for line in text.splitlines() if line.strip()]
+        read = {f"{file.name}:{n}": json.loads(one)["prompt"] for n, one in enumerate(lines, 1)}
+    else:
+        read = {file.name if file.name not in taken else str(file): text}
+    wrong = [name for name, one in read.items() if not isinstance(one, str) or not one]
+    if wrong or not read:
+        raise ValueError(f"expected text, got none in {', '.join(wrong) or 'it'}")
+    return read

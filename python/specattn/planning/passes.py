@@ -30,8 +30,8 @@ class Workload:
     size : int
         Bytes of an element.
     eager : bool
-        Whether the host launches every operator anew, as this package's decode loop does, or
-        replays a graph.
+        Whether the host launches every operator anew, or replays a graph, as this package's passes
+        on a GPU do.
     ranks : int
         Such machines over which the full-attention layers of the cache are sharded.
     link : Link

@@ -127,6 +127,20 @@ def errors(found: Sequence[Check]) -> tuple[float, float]:
     return (statistics.median(sizes), max(sizes)) if sizes else (0.0, 0.0)
 
 
+def compared(path: Path, machine: Machine) -> list[str]:
+    """Return what a file has beside what is predicted for a machine: the worst first, in lines."""
+    found = checks(path, machine)
+    lines = [f"{path}, predicted for {machine.name}"]
+    for one in sorted(found, key=lambda check: -abs(check.error)):
+        figures = f"{one.error:+6.0%}  {one.predicted:10.3f} {one.measured:10.3f} {one.unit:9}"
+        known = "  (calibrated on this row)" if one.calibrated else ""
+        lines.append(f"{figures}{one.name}{known}")
+    median, worst = errors(found)
+    count = sum(not one.calibrated for one in found)
+    told = f"{count} rows predicted: median error {median:.0%}, largest {worst:.0%}"
+    return [*lines, told]
+
+
 def _kernels(rows: list[dict], machine: Machine, own: bool) -> Iterator[Check]:
     """Predict every row of a primitive that has a share; `own` rows may have calibrated it."""
     for row in rows:

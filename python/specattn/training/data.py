@@ -88,6 +88,12 @@ class Documents:
         for path in self.files:
             yield from self._lines(path) if path.suffix in _JSONL else self._whole(path)
 
+    def beginnings(self, tokenizer: Any, count: int, length: int) -> list[torch.Tensor]:
+        """Return so many tokens of the first texts that have as many, up to `count` of them."""
+        ids = (tokenizer(text, verbose=False)["input_ids"] for text in self)
+        long_enough = (torch.tensor(tokens[:length]) for tokens in ids if len(tokens) >= length)
+        return list(islice(long_enough, count))
+
     def _whole(self, path: Path) -> Iterator[str]:
         try:
             text = path.read_bytes().decode("utf-8")

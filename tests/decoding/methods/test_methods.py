@@ -3,8 +3,8 @@
 import pytest
 
 from specattn.decoding import METHODS, parse_method
-from specattn.decoding.methods import split_methods
 from specattn.decoding.methods.spelling import options_of
+from specattn.method_names import split_methods
 from tests.decoding import fuzzing, test_distribution
 from tests.decoding.models import tiny_model
 from tests.decoding.settings import settings_of

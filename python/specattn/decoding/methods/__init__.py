@@ -11,7 +11,8 @@ from typing import Any
 
 from specattn.choices import unknown
 from specattn.decoding.engine.method import METHODS
-from specattn.decoding.methods.spelling import options_of, split_outside_brackets
+from specattn.decoding.methods.spelling import options_of
+from specattn.method_names import split_outside_brackets
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -60,14 +61,3 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{name}: {key}: {error}") from None
     return name, given
-
-
-def split_methods(text: str) -> list[str]:
-    """Split ``plain,vegas:gamma=4,ratio=0.05,longspec`` where a new method begins."""
-    methods: list[str] = []
-    for part in split_outside_brackets(text):
-        if methods and "=" in part.partition(":")[0]:
-            methods[-1] += "," + part
-        else:
-            methods.append(part)
-    return methods

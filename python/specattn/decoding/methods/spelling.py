@@ -59,11 +59,6 @@ def options_of(method: type) -> dict[str, Option]:
     return {one.name: Option(kinds.get(one.name, str), one.default) for one in parameters}
 
 
-def split_outside_brackets(text: str) -> list[str]:
-    """Split at commas that are not inside brackets."""
-    return re.split(r",(?![^\[]*\])", text) if text else []
-
-
 def _reader(kind: Any) -> tuple[str, Callable[[str], Any]] | None:
     """Return what a value of that type is called, and what reads it; None if no text spells it."""
     if get_origin(kind) is Literal:

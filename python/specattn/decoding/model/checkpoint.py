@@ -110,6 +110,17 @@ def folder_of(model: PreTrainedModel) -> Path:
     return Path(name)
 
 
+def check_ends(stop_strings: Any, tokens: dict[str, Any]) -> None:
+    """Check what a checkpoint says of where texts end: transformers takes whatever it holds."""
+    for name, value in tokens.items():
+        several = value if isinstance(value, list) else [0 if value is None else value]
+        if not all(type(one) is int and abs(one) < 2**63 for one in several):
+            raise ValueError(f"{name}: expected token ids, got {value!r}")
+    several = stop_strings if isinstance(stop_strings, list) else [stop_strings or ""]
+    if not all(isinstance(one, str) for one in several):
+        raise ValueError(f"stop_strings: expected strings, got {stop_strings!r}")
+
+
 @contextmanager
 def _naming(folder: Path | str) -> Iterator[None]:
     """Say of errors which folder's weights they are about."""

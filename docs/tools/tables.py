@@ -16,6 +16,7 @@ import method_tables  # noqa: F401
 import prediction_tables  # noqa: F401
 import state  # noqa: F401
 import step_tables  # noqa: F401
+import wide_tables  # noqa: F401
 from records import TABLES
 
 ROOT = Path(__file__).parents[2]

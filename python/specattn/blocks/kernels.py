@@ -23,7 +23,7 @@ _FAST: dict[str, tuple[torch.dtype, ...]] = {
 }
 
 
-def _widens(dtype: torch.dtype) -> bool:
+def widens(dtype: torch.dtype) -> bool:
     """Whether products in float32 are faster: without a matrix unit, or fast pairwise products."""
     return dtype not in _FAST.get(_cpu.isa(), (torch.float32,))
 
@@ -97,7 +97,7 @@ class Kernels(Ops):
     ) -> torch.Tensor:
         if activation is None and _by_panels(x):
             return self._panels(x, projections, gate, residual, keep, into)
-        kind = torch.float32 if _widens(x.dtype) else x.dtype
+        kind = torch.float32 if widens(x.dtype) else x.dtype
         rows = self._as("read", x.flatten(0, -2), kind)
         sizes = [len(one.weight) for one in projections]
         out = self._rows("product", x[..., 0], sum(sizes), kind, keep)

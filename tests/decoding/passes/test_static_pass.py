@@ -76,6 +76,29 @@ def test_passes_of_many_rows_are_the_models_own(family):
     assert_alike(model, *(expected_keys(target) for target in targets))
 
 
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_passes_up_to_a_limit_are_replayed(monkeypatch, dtype, slow):
+    """The logits, features and keys of the modules; one row more is not recorded."""
+    seen = "specattn.blocks.kernels.widens"
+    monkeypatch.setattr(seen, lambda kind: slow and kind != torch.float32)
+    model = tiny_model("qwen3", peak=1.0).to(dtype)
+    targets = two_targets(model, [19], capacity=300)
+    recorded = []
+    run, limit = targets[0].runner._replay, targets[0].runner.most_rows
+    assert limit == (256 if slow and dtype == torch.bfloat16 else 128)
+    targets[0].runner._replay = lambda *given: (recorded.append(given[2].numel()), run(*given))[1]
+    for rows in (limit, limit + 1):
+        tree = Tree([-1, *(n // 3 for n in range(rows - 1))])
+        tokens = torch.stack(prompts([rows], seed=3))
+        with torch.no_grad():
+            found, expected = (target.verify(tree, tokens) for target in targets)
+        assert_alike(model, found.logits, expected.logits)
+        assert_alike(model, found.features, expected.features)
+        assert_alike(model, *(target.cache.storage[..., : 19 + rows, :, :] for target in targets))
+    assert recorded == [limit]
+
+
 def expected_keys(target):
     """Return what the longest request has cached."""
     return target.cache.storage[..., :20, :, :][:, :, 2]

@@ -39,6 +39,8 @@ from specattn.states import StateRows
 
 MOST_ROWS = 128
 """Rows of a replayed pass on a CPU; other products are better for more."""
+MOST_ROWS_OF_16_BITS = 256
+"""The same where a processor multiplies 16 bits slowly: there torch takes 3 to 4 times as long."""
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries, keys and values of new rows, each [B, T, heads, D]."""
@@ -302,6 +304,13 @@ class KernelRunner(Runner):
             self.programs = self._passes.beside()
         self._score_memory: dict[tuple[int, ...], torch.Tensor] = {}
         self._plan: Pass
+        if not self.captures:
+            self.most_rows = self._most_recorded()
+
+    def _most_recorded(self) -> int:
+        from specattn.blocks.kernels import widens  # the C++ kernels
+
+        return MOST_ROWS_OF_16_BITS if widens(self.model.dtype) else MOST_ROWS
 
     def _programs(self) -> Replayed:
         """Return what replays passes."""

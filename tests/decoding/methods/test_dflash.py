@@ -1,13 +1,16 @@
 """DFlash and JetFlow: every way to run a block, the authors' folders, and what comes out."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from specattn.blocks import Direct, captured, recorded
 from specattn.decoding import DFlash, JetFlow, Target, generate
+from specattn.decoding.drafting import grown, pruning
 from specattn.decoding.methods import dflash as method
 from specattn.decoding.methods.dflash import DFlashBlock
 from specattn.drafters import DFlashDrafter
@@ -121,6 +124,54 @@ def test_a_draft_is_one_launch(monkeypatch, causal):
     assert launches[0] == [0, 1]  # all of the prompt is known
     assert len(launches) > 5
     assert launches[1:] == [[1, 1]] * (len(launches) - 1)
+
+
+VIEWS = "view expand slice select unsqueeze t transpose alias split unbind detach _unsafe_view"
+VIEWS += " as_strided permute squeeze split_with_sizes _reshape_alias"
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators that compute; what a tape replays is one launch, and none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.found[name] += name not in VIEWS.split() and not name.startswith(
+            ("empty", "new_empty")
+        )
+        return function(*args, **(kwargs or {}))
+
+
+class Quiet(TapeGraph):
+    def replay(self):
+        with _disable_current_modes():
+            super().replay()
+
+
+def test_few_operators_stand_beside_the_graphs_of_a_draft(monkeypatch):
+    """Of a given size, as on a GPU: nothing is sorted again, and nothing is chosen of the tree."""
+    model, texts, expected = known("qwen3", (17,), 24, vocabulary=V)
+    rounds, draft = [], grown._GrownDrafter.draft
+
+    def counting(self, root, effort):
+        with Counted() as counted:
+            found = draft(self, root, effort)
+        rounds.append(counted.found)
+        return found
+
+    monkeypatch.setattr(pruning, "kernels", lambda: None)
+    monkeypatch.setattr(grown._GrownDrafter, "draft", counting)
+    programs = captured(lambda: Quiet)
+    monkeypatch.setattr(Target, "programs", lambda self: programs)
+    one = DFlash(random_drafter(model, causal=True, block_size=16), total_tokens=64)
+    assert generate(model, texts, one, max_new_tokens=24).new_tokens == expected
+    assert len(rounds) > 5
+    for found in rounds[2:-3]:  # the first ones capture, the last ones are less deep
+        assert found["sort"] == found["searchsorted"] == 0
+        assert sum(found.values()) <= 34, found
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])

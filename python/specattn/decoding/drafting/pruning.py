@@ -30,6 +30,9 @@ def most_probable(
     the root; returned the chosen numbers, ascending [B, count], and the parents [B, 1 + count] of
     the tree of the root and these.
     """
+    if count == scores.shape[1]:  # all of them: nothing is sorted
+        order = torch.arange(count, device=scores.device).expand(len(scores), -1)
+        return order, torch.nn.functional.pad(parents.expand_as(scores) + 1, (1, 0), value=-1)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     # Where each parent stands in the tree: the root, no node of these, before all of them.
     above = torch.searchsorted(order, parents.gather(1, order), right=True)
@@ -54,7 +57,8 @@ def pruned(
     if native is None or root.device.type != "cpu":
         chosen, above = most_probable(scores, parents, count)
         tree = Tree(above, max_depth=depth, max_width=width, trusted=True)
-        return Draft(tree, torch.cat([root[:, None], tokens.gather(1, chosen)], 1)), chosen
+        kept = tokens if count == tokens.shape[1] else tokens.gather(1, chosen)
+        return Draft(tree, torch.cat([root[:, None], kept], 1)), chosen
     batch, size = len(root), count + 1
     chosen = parents.new_empty(batch, count)
     kept, above = parents.new_empty(2, batch, size)

@@ -176,7 +176,7 @@ def _in_speculators(folder: Path, given: dict[str, Any]) -> bool:
     if kind == "jetspec":
         raise ValueError(
             f"{folder} holds speculators' 'jetspec', whose blocks read the tokens before each row "
-            "in place of masks, one pass a token: speculators_model_type is not served"
+            "in place of masks, one pass a token, which is not done: speculators_model_type"
         )
     if kind is not None:
         raise ValueError(

@@ -22,7 +22,8 @@ usage() {
 }
 
 cd "$(dirname "$0")/.."
-decoded=(greedy blocks codes sampled batch codes-32k greedy-32k more batch-sampled batch-more more-sampled)
+decoded=(greedy blocks codes sampled batch codes-32k greedy-32k more batch-sampled batch-more
+    more-sampled)
 chains=(chains chains-long chains-batch chains-batch-long)
 sweeps=(4k 32k 128k batch)
 tests=()
@@ -36,8 +37,8 @@ named() { local name="${1#tests/}"; name="${name%.py}"; echo "tests-${name//\//-
 test_steps=()
 for file in "${tests[@]}"; do test_steps+=("$(named "$file")"); done
 steps=(environment check body texts texts-trained body-codes widen "${decoded[@]/#/decode-}" "${chains[@]}"
-    passes trees body-cache body-batch body-modules prefill "${sweeps[@]/#/kernels-}" weights train kernels-cuda
-    kernels-triton winners "${test_steps[@]}")
+    passes between trees body-cache body-batch body-modules prefill "${sweeps[@]/#/kernels-}" weights
+    train kernels-cuda kernels-triton winners "${test_steps[@]}")
 smoke_steps=(environment tests body prefill kernels kernels-cpu kernels-reference winners decode-tiny)
 out="" smoke="" commands="" wanted=()
 while [ $# -gt 0 ]; do
@@ -137,15 +138,19 @@ else
     step check 90 "$PYTHON" -m specattn.cli gpu-check --budget 75 --no-times
     large=("${body[@]}" --device cuda --shape llama-3.1-8b)
     step body 90 "${large[@]}" --context 512,32k --rows 1,8,16,64,200
-    # Greedy texts in float32, where they must be plain decoding's, token for token.
+    # Greedy texts in float32, where they must be plain decoding's, token for token. Drafts are of given
+    # sizes: of so few tokens a method that sizes itself may draft nothing.
     texts=("$PYTHON" bench/run_decoding.py --device cuda --dtype float32 --no-peer --resume
         --context 512 --temperature 0 --new-tokens 48 --texts 1 --repeats 1)
-    step texts 90 "${texts[@]}" --json "$out/texts.jsonl" --method auto --method suffix \
-        --method prompt_lookup --method token_recycling --method cast --method vegas --method quest \
-        --method streaming --method specextend --method triforce
-    step texts-trained 90 "${texts[@]}" --json "$out/texts-trained.jsonl" --method longspec \
-        --method poss --method eagle3 --method mtp --method dflash --method jetflow --method medusa \
-        --method tokenswift
+    sparse="gamma=4,min_tokens=64"
+    step texts 90 "${texts[@]}" --json "$out/texts.jsonl" --method auto --method suffix:nodes=24 \
+        --method prompt_lookup:gamma=7 --method token_recycling:nodes=24 --method cast:gamma=4 \
+        --method "vegas:$sparse" --method "vegas:$sparse,weights=int4" --method "quest:$sparse" \
+        --method "streaming:$sparse" --method "specextend:$sparse" --method "triforce:$sparse"
+    given="depth=5,total_tokens=24"
+    step texts-trained 90 "${texts[@]}" --json "$out/texts-trained.jsonl" --method "longspec:widths=[2,2,2]" \
+        --method "poss:$given" --method "eagle3:$given" --method "mtp:$given" --method dflash:width=1,depth=5 \
+        --method jetflow:total_tokens=64 --method "medusa:widths=[2,2]" --method "tokenswift:widths=[1,2]"
     step body-codes 90 "${large[@]}" --context 512 --rows 1,16,64,128 --quantize int4,int8,fp8
     # A checkpoint of real size whose drafts are accepted as the embedded target's are.
     step widen 90 "$PYTHON" -m specattn.cli widen tiny build/wide/llama-3.1-8b --like llama-3.1-8b
@@ -156,9 +161,9 @@ else
     eagle=(--method "eagle3:width=4,depth=6,total_tokens=24" --method eagle3)
     sized=(--method auto --method poss --method longspec --method suffix)
     further=("${eagle[@]}" --method vegas --method "tokenswift:widths=[1,2]")
-    # Each by itself and, where it has one, in a given size.
-    more=(--method mtp --method "mtp:total_tokens=24" --method medusa --method prompt_lookup
-        --method token_recycling --method quest --method streaming --method specextend --method triforce)
+    more=(--method "mtp:$given" --method mtp --method "medusa:widths=[2,2]" --method medusa
+        --method prompt_lookup:gamma=7 --method token_recycling:nodes=24 --method quest:gamma=4
+        --method streaming:gamma=4 --method specextend:gamma=4 --method triforce:gamma=4)
     blocks=(--method "jetflow:total_tokens=64,window=512" --method "jetflow:total_tokens=128,window=512"
         --method "jetflow:total_tokens=256,window=512" --method "jetflow:window=512" --method jetflow
         --method "dflash:width=1")
@@ -175,7 +180,8 @@ else
             batch) how=(--context 4k --temperature 0 --batch 8 "${fixed[@]}" "${sized[@]}") ;;
             batch-sampled) how=(--context 4k --temperature 1 --batch 8 "${fixed[@]}" "${sized[@]}") ;;
             batch-more) how=(--context 4k --temperature 0 --batch 8 "${further[@]}" --method cast
-                --method "jetflow:total_tokens=24,window=512" --method mtp --method medusa) ;;
+                --method "jetflow:total_tokens=24,window=512" --method "mtp:$given"
+                --method "medusa:widths=[2,2]") ;;
             greedy-32k) how=(--context 31k --temperature 0 "${fixed[@]}" "${sized[@]}") ;;
             more) how=(--context 4k --temperature 0 "${more[@]}") ;;
             more-sampled) how=(--context 4k --temperature 1 "${more[@]}") ;;
@@ -199,6 +205,9 @@ else
     step passes 90 "$PYTHON" bench/run_decoding.py --shape llama-3.1-8b --random-weights --device cuda \
         --acceptance vegas-qwen3-8b --context 32k --temperature 0 --texts 1 --repeats 1 --new-tokens 32 \
         --no-peer --resume --method vegas:gamma=6 --passes --budget 10 --json "$out/passes.jsonl"
+    # A round around passes that return at once: a layer is enough, with a real vocabulary.
+    step between 90 "$PYTHON" bench/studies/between_passes.py --shape llama-3.1-8b --layers 1 \
+        --device cuda --batch 1,8 --method plain --method suffix:nodes=24 --json "$out/between.jsonl"
     step trees 90 "$PYTHON" bench/run_kernels.py "${beside[@]}" --peers flashinfer --context 4k,32k \
         --variant contiguous --json "$out/trees.jsonl"
     step body-cache 90 "${large[@]}" --context 32k,128k --rows 1,16 --kv-dtype off,int8,fp8

@@ -135,6 +135,16 @@ def h100_steps() -> str:
         lines.append((f"{rows} rows over one, 32k", over, *shown))
     many = step(25, 4096, 8) / step(1, 4096, 8)
     lines.append(("200 rows over 8, 4k, batch 8", 2.2, _against(2.2, many), None))
+    greedy, sampled = (
+        one["cpu_seconds"] * 1e3
+        for one in read("epyc-zen3-2core/between-passes.jsonl", "between")
+        if one["batch"] == 1
+    )
+    shown = _against(0.25, sampled, f"{sampled:.2f} of Python (greedily {greedy:.2f}), no launches")
+    lines.append(("host and sampling between passes, T=1, ms", 0.25, shown, None))
+    share = (sampled - greedy + DRAW / 1e3) / step(1, 4096)
+    shown = _against(0.03, share, f"{share:.1%}")
+    lines.append(("sampling with a temperature, of a step, 4k", "3%", shown, None))
     plain = step(1, 4096, vocabulary=ALIKE)
     block, caught_up = (part / plain / 1e3 for part in jetflow(512))
     shown = _against(

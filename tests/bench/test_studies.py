@@ -19,6 +19,7 @@ from decoding.columns import COLUMNS  # noqa: E402
 from studies import (  # noqa: E402
     acceptance_spread,
     auto,
+    between_passes,
     body,
     eight_bits,
     latents,
@@ -31,7 +32,7 @@ from tests.decoding.models import prompts, tiny_model  # noqa: E402
 from tests.distributions import SIGNIFICANCE  # noqa: E402
 from tests.drafters.poss_statement import random_drafter  # noqa: E402
 
-from specattn.decoding import METHODS  # noqa: E402
+from specattn.decoding import METHODS, Target  # noqa: E402
 from specattn.decoding.engine.snapshot import PromptSnapshot  # noqa: E402
 from specattn.decoding.passes.runner import KernelRunner, Runner  # noqa: E402
 from specattn.planning import MODELS, PROFILES  # noqa: E402
@@ -306,6 +307,21 @@ def test_a_pass_of_a_file_without_queued_ones_is_shown_too():
     shown = dict(zip(names, body.Body.row(None, known | later), strict=True))
     assert shown["queued, ms"] == "4.50"
     assert (shown["queued, over one row"], shown["graphs, MB"]) == ("1.03", "345")
+
+
+def test_rounds_around_passes_that_return_at_once_are_timed(tmp_path, monkeypatch):
+    run_at_all, path = [], tmp_path / "between.jsonl"
+    verify = Target.verify
+    monkeypatch.setattr(Target, "verify", lambda *a, **k: run_at_all.append(1) or verify(*a, **k))
+    given = "--shape tiny --layers 1 --dtype float32 --new-tokens 8 --repeats 2 --batch 2 --json"
+    assert study.run(between_passes.BetweenPasses, [*given.split(), str(path)]) == 0
+    run, *rows = lines(path)
+    assert (run["shape"], run["layers"], run["new_tokens"]) == ("tiny", 1, 8)
+    assert [(one["method"], one["batch"], one["temperature"]) for one in rows] == [
+        ("plain", 2, 0.0), ("plain", 2, 1.0),
+    ]  # fmt: skip
+    assert all(one["time"]["samples"] == 2 and one["cpu_seconds"] > 0 for one in rows)
+    assert len(run_at_all) < 2 * 8  # of three runs of eight rounds in each cell
 
 
 class Refuses(ModuleType):

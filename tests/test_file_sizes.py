@@ -23,6 +23,7 @@ LONGER = {
     "tests/cpu/test_layer.py": "a test for each operator of a layer",
     "tests/decoding/methods/test_longspec.py": "one method, by its caches, trees and chains",
     "tests/hostile/test_callers.py": "one table: what callers do to a model",
+    "tests/test_fingerprint.py": "all that is recorded: primitives, texts and drafts",
     "tests/test_planning.py": "one model of times, on machines whose answers are known",
     "tests/triton_kernels/host_cases.py": "what the host does for each primitive, in one process",
 }

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
 import transformers
 from transformers import HfArgumentParser, TrainingArguments
-from transformers.utils import ExplicitEnum
 
 from specattn.cli.errors import naming
 from specattn.cli.loading import dtype_named, load_tokenizer, model_folder
@@ -21,18 +19,18 @@ from specattn.cli.terminal import console, say, status
 from specattn.decoding.model.checkpoint import load_causal_model
 from specattn.files import check_folder_writable
 from specattn.training import Documents, DrafterTrainer, PackedRows, Preset, Recipe, find_files
-from specattn.training.checkpoints import check_settings, checkpoints, is_complete, write_settings
+from specattn.training.checkpoints import (
+    check_settings,
+    checkpoints,
+    is_complete,
+    settings_of,
+    write_settings,
+)
 from specattn.training.curves import draw_losses
 
 _TOKENS_PER_PASS = 8192
 _COSTS = ("runtime", "samples_per_second", "steps_per_second")  # of evaluation: for the logs
 _OF_PRESET = ("row_length", "batch_size", "learning_rate")  # which options may change
-# Of the trainer's own arguments, those that decide the losses.
-_SHAPING = (
-    "per_device_train_batch_size", "num_train_epochs", "max_steps", "lr_scheduler_type",
-    "warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "max_grad_norm", "bf16", "fp16", "seed", "data_seed",
-)  # fmt: skip
 
 
 class TrainingRun:
@@ -53,7 +51,7 @@ class TrainingRun:
             raise ValueError("--patience: needs held-out text to stop by, give --eval-data")
         self.arguments = _trainer_arguments(options, recipe, preset, trainer_options)
         console.quiet = self.arguments.process_index > 0
-        self.settings = _settings(options, recipe, preset, self.arguments, files)
+        self.settings = settings_of(options, recipe, preset, self.arguments, files)
         self.checkpoint = self._checkpoint()
         transformers.logging.disable_progress_bar()
         tokenizer = load_tokenizer(folder)
@@ -224,32 +222,3 @@ def _refuse(trainer_options: list[str], name: str, reason: str) -> None:
     given = (option.partition("=")[0].replace("-", "_") for option in trainer_options)
     if f"__{name}" in given:
         raise ValueError(f"--{name} {reason}")
-
-
-def _settings(options: Any, recipe: Any, preset: Any, arguments: Any, files: list[Path]) -> dict:
-    """Return what decides the losses of a run, by the names of the options that say it."""
-    size = sum(file.stat().st_size for file in files)
-    paths = ", ".join(str(path.absolute()) for path in options.data)
-    found = {
-        "method": type(recipe).__name__,
-        "target": Path(options.target).absolute(),
-        "data": f"{paths} ({len(files)} files of {size} bytes)",
-        **{
-            name: getattr(options, name)
-            for name in ("text_field", "drafter", "target_dtype", "muon")
-        },
-        **{field.name: getattr(preset, field.name) for field in fields(preset)},
-        **{field.name: getattr(recipe, field.name) for field in fields(recipe)},
-        **{name: getattr(arguments, name) for name in _SHAPING},
-    }
-    if options.patience:  # then what is held out decides where the run ends
-        names = ("patience", "eval_rows", "metric_for_best_model", "eval_strategy", "eval_steps")
-        found |= {name: getattr(options, name, getattr(arguments, name, None)) for name in names}
-        found["eval_data"] = ", ".join(str(path.absolute()) for path in options.eval_data)
-    found["heads"] = found.pop("num_heads", None)
-    left_out = "preset", "feature_cache"  # whose fields are there; and what changes no loss
-    return {
-        name.replace("_", "-"): str(value) if isinstance(value, (Path, ExplicitEnum)) else value
-        for name, value in found.items()
-        if value is not None and name not in left_out
-    }

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from transformers.utils import ExplicitEnum
 
 from specattn.files import write_atomically
 
@@ -20,6 +22,12 @@ SCHEMA = "specattn.train/1"
 
 _NEEDED = ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt")
 _SHARDED = ("global_step*", "pytorch_model_fsdp*")  # DeepSpeed and FSDP write files of their own
+# Of the trainer's own arguments, those that decide the losses.
+_SHAPING = (
+    "per_device_train_batch_size", "num_train_epochs", "max_steps", "lr_scheduler_type",
+    "warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "bf16", "fp16", "seed", "data_seed",
+)  # fmt: skip
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -46,6 +54,37 @@ def is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
         return False
     return True
+
+
+def settings_of(
+    options: Any, recipe: Any, preset: Any, arguments: Any, files: list[Path]
+) -> dict[str, Any]:
+    """Return what decides the losses of a run, by the names of the options that say it."""
+    size = sum(file.stat().st_size for file in files)
+    paths = ", ".join(str(path.absolute()) for path in options.data)
+    found = {
+        "method": type(recipe).__name__,
+        "target": Path(options.target).absolute(),
+        "data": f"{paths} ({len(files)} files of {size} bytes)",
+        **{
+            name: getattr(options, name)
+            for name in ("text_field", "drafter", "target_dtype", "muon")
+        },
+        **{field.name: getattr(preset, field.name) for field in fields(preset)},
+        **{field.name: getattr(recipe, field.name) for field in fields(recipe)},
+        **{name: getattr(arguments, name) for name in _SHAPING},
+    }
+    if options.patience:  # then what is held out decides where the run ends
+        names = ("patience", "eval_rows", "metric_for_best_model", "eval_strategy", "eval_steps")
+        found |= {name: getattr(options, name, getattr(arguments, name, None)) for name in names}
+        found["eval_data"] = ", ".join(str(path.absolute()) for path in options.eval_data)
+    found["heads"] = found.pop("num_heads", None)
+    left_out = "preset", "feature_cache"  # whose fields are there; and what changes no loss
+    return {
+        name.replace("_", "-"): str(value) if isinstance(value, (Path, ExplicitEnum)) else value
+        for name, value in found.items()
+        if value is not None and name not in left_out
+    }
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:

@@ -156,6 +156,32 @@ def test_a_text_that_offers_nothing_is_asked_less_often(model, monkeypatch, pays
         assert len(asked) > 1, "it is asked again"
 
 
+@pytest.mark.parametrize(("faster", "weights"), [(("cpu",), "int4"), ((), None)])
+def test_vegas_keeps_whole_weights_where_codes_are_not_faster(
+    model, capricious, monkeypatch, faster, weights
+):
+    """Both are offered: few tokens with the model's own weights, and all tokens with codes."""
+    monkeypatch.setattr(module, "_READ_FASTER", faster)
+    begun, start = [], module.VegasDrafter.__init__
+
+    def noted(self, method, *arguments):
+        begun.append(method.weights)
+        start(self, method, *arguments)
+
+    monkeypatch.setattr(module.VegasDrafter, "__init__", noted)
+    texts = prompts((40,), vocabulary=V)
+    settings = {"max_new_tokens": 60, "temperature": 0}
+    wanted = generate(model, texts, "plain", **settings).new_tokens
+    met = set()
+    for seed in range(4):
+        capricious(seed)
+        found = generate(model, texts, Auto(trained=None), **settings)
+        assert found.new_tokens == wanted
+        met |= set(found.statistics.details["rounds"])
+    assert set(begun) == {weights}
+    assert {"vegas", "cast"} <= met
+
+
 def test_what_was_looked_up_is_left_where_nothing_is_chosen(model, monkeypatch):
     offered = []
 

@@ -45,6 +45,7 @@ TRAINED: tuple[type[Trained], ...] = (PosS, Eagle3, LongSpec, DFlash, Mtp, Medus
 _PAYS = 256  # tokens that a run must be about to make before weights are rounded for it
 _ROUNDED_BYTES = 0.55  # of a weight in 4 bits, and its share of a scale
 _WITH_ROUNDED = 1024  # tokens that Vegas' drafts read at least, with rounded weights
+_READ_FASTER = ("cpu",)  # devices that were measured to multiply 4 bits faster than 16
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +63,10 @@ class Auto(Method, name="auto"):
     vegas : bool
         Whether the target may draft for itself, attending to few cached tokens.
     cast : bool
-        Whether it drafts with its weights rounded to 4 bits, on all cached tokens and on few, where
-        these can be made: of weights of more bits (`Cast`). The first run of 256 new
+        Whether it drafts with its weights rounded to 4 bits, on all cached tokens and, on a CPU, on
+        few, where these can be made: of weights of more bits (`Cast`). The first run of 256 new
         tokens or more makes them, on one rank, unless they took more than a quarter of the memory
-        that is left.
+        that is left. On a GPU drafts on few cached tokens keep the target's own weights.
     trained : Method, str or None
         A method with a trained drafter, or the name of one whose drafter lies in the model's
         folder. "found": the first of `TRAINED` for which there is one that fits, if any. None:
@@ -140,9 +141,10 @@ class Auto(Method, name="auto"):
         drafters = dict[str, Drafter]()
         vegas = Vegas()
         if self.cast and _rounds(context):
-            # Beside rounded weights more of the cache is worth its reading.
-            vegas = Vegas(weights=Cast.weights, min_tokens=_WITH_ROUNDED)
             drafters[Cast.name] = Cast().start(context)
+            if context.target.model.device.type in _READ_FASTER:
+                # Beside rounded weights more of the cache is worth its reading.
+                vegas = Vegas(weights=Cast.weights, min_tokens=_WITH_ROUNDED)
         if self.vegas and context.target.full_layers:
             drafters[Vegas.name] = VegasDrafter(vegas, context, self.max_nodes - 1)
         if isinstance(self.trained, Method):

@@ -247,7 +247,7 @@ def test_on_triton_kernels():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("method", [x for x in WITHOUT_DRAFTER if x != "cast"])  # CPUs only
+@pytest.mark.parametrize("method", WITHOUT_DRAFTER)
 @pytest.mark.parametrize("family", ["llama", "qwen3-sliding", "mistral-sliding", "gpt_oss"])
 def test_on_a_gpu(family, method):
     model, texts = tiny_model(family).cuda(), prompts([9, 300, 170])

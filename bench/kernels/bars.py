@@ -166,13 +166,13 @@ def linear(bench: Bench, case: Case, *, rows: int, share: float) -> Iterator[Bar
     yield bench.over(bar, rotation.turn_of(works), theirs, peer, works[0])
 
 
-def quantised(bench: Bench, *, bits: int, share: float, at_most: float) -> Iterator[Bar]:
+def quantised(bench: Bench, *, kind: str, share: float, at_most: float) -> Iterator[Bar]:
     """Hold one row times codes of weights against a plain read, and sixteen rows against one."""
-    one, many = (replace(LAYER, variant=f"output, int{bits}", rows=rows) for rows in (1, 16))
+    one, many = (replace(LAYER, variant=f"output, {kind}", rows=rows) for rows in (1, 16))
     layer = LAYERS[one.variant](one.shape)
     rotation = Rotation(bench.pool, one)
     works, others = rotation.workloads(one), rotation.workloads(many)
-    name = f"linear [{layer.outputs}, {layer.depth}], int{bits}"
+    name = f"linear [{layer.outputs}, {layer.depth}], {kind}"
     yield bench.share(rotation, works, one.dtype, share, f"{name}, 1 row")
     bar = Bar(f"{name}, 16 rows over one", at_most - 1, "over", at_most=True)
     turns = rotation.turn_of(others), rotation.turn_of(works)
@@ -428,8 +428,9 @@ SUITE: dict[str, Callable[[Bench], Iterator[Bar]]] = {
     "linear-fp32-8": partial(linear, case=replace(LAYER, dtype="fp32"), rows=8, share=0.60),
     "linear-bf16-1": partial(linear, case=replace(LAYER, dtype="bf16"), rows=1, share=0.75),
     "linear-bf16-8": partial(linear, case=replace(LAYER, dtype="bf16"), rows=8, share=0.60),
-    "linear-int8": partial(quantised, bits=8, share=0.80, at_most=1.5),
-    "linear-int4": partial(quantised, bits=4, share=0.65, at_most=2.0),
+    "linear-int8": partial(quantised, kind="int8", share=0.80, at_most=1.5),
+    "linear-int4": partial(quantised, kind="int4", share=0.65, at_most=2.0),
+    "linear-fp8": partial(quantised, kind="fp8", share=0.80, at_most=1.5),
     "merge": partial(merge, torch_times=3, share=1.0),
     "states-verify-1": partial(states, op="gated_delta_tree", rows=1, share=0.75),
     "states-verify-8": partial(states, op="gated_delta_tree", rows=8, share=0.70),

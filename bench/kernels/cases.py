@@ -31,6 +31,7 @@ class Layer:
     depth: int
     gated: bool = False
     bits: int | None = None  # of a weight's code; None: weights are numbers
+    floats: bool = False  # whether codes are floats of 8 bits, with a scale for each row
 
     @property
     def products(self) -> int:
@@ -46,6 +47,7 @@ LAYERS: dict[str, Callable[[ModelShape], Layer]] = {
     "head": lambda s: Layer(s.vocab, s.hidden),
     "output, int8": lambda s: Layer(s.hidden, s.q_heads * s.head_dim, bits=8),
     "output, int4": lambda s: Layer(s.hidden, s.q_heads * s.head_dim, bits=4),
+    "output, fp8": lambda s: Layer(s.hidden, s.q_heads * s.head_dim, bits=8, floats=True),
 }
 """The linear layers of a model that a verification pass multiplies with."""
 

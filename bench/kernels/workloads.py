@@ -36,7 +36,7 @@ from specattn.ops.write_kv import cost as write_cost
 from specattn.quantised import QuantisedWeight, multiplies_tiles
 
 from . import peers
-from .cases import EIGHT_BITS, LATENTS, LAYERS, ROPE, Axes, Case
+from .cases import EIGHT_BITS, LATENTS, LAYERS, ROPE, Axes, Case, Layer
 from .inputs import SCALE, Draw, Prefix, capacity, of_8_bits, prefix
 from .peers import plain, recurrent, vllm
 
@@ -142,24 +142,28 @@ def linear_few_rows(case: Case, draw: Draw) -> BoundCase:
     x = draw.normal(case.batch * case.rows, layer.depth)
     weights = draw.weights(layer)
     if layer.bits is not None:
-        return _quantised(case, x, weights[0], layer.bits)
+        return _quantised(case, x, weights[0], layer)
     options = {"up": weights[1], "activation": "silu"} if layer.gated else {}
     cost = linear_cost(x, weights[0], products=layer.products)
     rivals = partial(plain.linear, x, *weights)
     return _bound(case, (x, weights[0]), cost, lambda wanted: rivals(), options, names=("out",))
 
 
-def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, bits: int) -> BoundCase:
+def _quantised(case: Case, x: torch.Tensor, memory: torch.Tensor, layer: Layer) -> BoundCase:
     """Bind a layer whose codes and scales are what lies in a layer's memory.
 
-    Groups are of 64, or a whole row that is none of such.
+    Groups are of 64, or a whole row that is none of such. Floats are a copy without its NaN.
     """
-    outputs, depth = memory.shape
+    (outputs, depth), bits = memory.shape, layer.bits or 8
     tiles = x.device.type == "cpu" and fits_tiles(outputs, depth) and multiplies_tiles()
+    tiles = tiles and not layer.floats
     row = depth * bits // 8 if bits == 8 or tiles else packed_bytes(depth)
     codes = memory.flatten().view(torch.uint8)[: outputs * row].view(outputs, row)
-    codes = codes.view(torch.int32 if tiles else torch.int8 if bits == 8 else torch.uint8)
-    groups = depth // 64 if depth % 64 == 0 else 1
+    if layer.floats:
+        codes = torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
+    else:
+        codes = codes.view(torch.int32 if tiles else torch.int8 if bits == 8 else torch.uint8)
+    groups = depth // 64 if depth % 64 == 0 and not layer.floats else 1
     scale = memory.flatten()[-outputs * groups :].view(outputs, groups)
 
     def rivals() -> dict[str, peers.Peer]:

@@ -164,8 +164,8 @@ def test_layers_are_those_of_the_model():
     found = {case.variant: build(case, inputs.Draw(case, CPU, 0)).cost for case in cases}
     of_hand = {"qkv": 768 * 256, "output": 256 * 512, "gate and up": 2 * 1024 * 256}
     of_hand |= {"down": 256 * 1024, "head": 4096 * 256}
-    of_hand |= {"output, int8": 256 * 512, "output, int4": 256 * 512}
-    bits = {"output, int8": 8, "output, int4": 4}
+    bits = {"output, int8": 8, "output, int4": 4, "output, fp8": 8}
+    of_hand |= dict.fromkeys(bits, 256 * 512)
     for case in cases:
         assert case.weights == of_hand[case.variant]
         assert found[case.variant].read > bits.get(case.variant, 16) * case.weights // 8

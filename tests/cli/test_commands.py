@@ -19,7 +19,7 @@ from specattn import _cpu
 from specattn.cli.options import DTYPES
 from specattn.decoding import METHODS, parse_method
 from specattn.method_names import method_names
-from tests import HANGS
+from tests import HANGS, NEVER_ENDS
 
 WITHOUT_TORCH = (
     *("", "-h", "--version", "generate -h", "compare -h", "train longspec -h", "tune vegas -h"),
@@ -65,8 +65,7 @@ def test_help_imports_no_torch_and_what_decodes_nothing_no_transformers():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_torch_is_imported_is_one_line(number, tmp_path):
     """Before anything is loaded; `torch` here is a module that never ends."""
-    never_ends = f"import time\nprint('here', flush=True)\ntime.sleep({HANGS})\n"
-    (tmp_path / "torch.py").write_text(never_ends)
+    (tmp_path / "torch.py").write_text(NEVER_ENDS)
     code = "import sys; sys.argv = ['specattn', 'env']; from specattn_command import main; main()"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(

@@ -11,9 +11,7 @@ import sys
 import pytest
 
 from specattn.cli import terminal
-from tests import HANGS
-
-NEVER_ENDS = f"import time\nprint('here', flush=True)\ntime.sleep({HANGS})\n"
+from tests import HANGS, NEVER_ENDS
 
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])

@@ -15,6 +15,8 @@ from tests.decoding.tape import TapeGraph
 LENGTHS = [5, 19]
 FEW = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 """What quick models have: the interpreter runs every head of every layer one after the other."""
+IN_MODULES = ("quest", "triforce-hierarchy")
+"""Methods with a KV selector that asks for queries, or a model of their own."""
 
 
 def captured_runner(target, graphs=None):

@@ -19,7 +19,14 @@ from tests.decoding.settings import NAMES, settings_of, settings_without_layers
 if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
-from tests.decoding.captured import FEW, LENGTHS, assert_alike, captured_runner, two_targets
+from tests.decoding.captured import (
+    FEW,
+    IN_MODULES,
+    LENGTHS,
+    assert_alike,
+    captured_runner,
+    two_targets,
+)
 
 KERNEL = "linear_codes_kernel"
 
@@ -57,8 +64,6 @@ def test_published_codes_are_multiplied_by_their_kernel(tmp_path, name):
 
 
 QUICK = {"plain": "int4"}
-IN_MODULES = ("quest", "triforce-hierarchy")
-"""Methods with a KV selector that asks for queries, or a model of their own."""
 
 
 def cases():

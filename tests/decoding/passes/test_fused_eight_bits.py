@@ -17,11 +17,9 @@ from tests.decoding.settings import NAMES, settings_of, settings_without_layers
 if specattn.backends()["triton"] != "available":
     pytest.skip("Triton is not available here", allow_module_level=True)
 
-from tests.decoding.captured import FEW, captured_runner
+from tests.decoding.captured import FEW, IN_MODULES, captured_runner
 
 QUICK = {"plain": "fp8"}
-IN_MODULES = ("quest", "triforce-hierarchy")
-"""Methods with a KV selector that asks for queries, or a model of their own."""
 
 
 def cases():

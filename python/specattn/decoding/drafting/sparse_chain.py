@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
 from specattn.acceptance import Accepted
 from specattn.blocks import followed
@@ -20,7 +19,6 @@ from specattn.decoding.drafting.chain import ChainBuilder
 from specattn.decoding.drafting.gains import NONE, ChainGains, Effort
 from specattn.decoding.drafting.pace import FixedSize, PacedDrafter, Share
 from specattn.decoding.engine.contract import Draft, DraftContext, Verified
-from specattn.decoding.model.quantised import quantised
 from specattn.decoding.passes.attention import NO_CAPTURE, CaptureSpec, KVSelector, Selection
 from specattn.decoding.passes.cached_model import CachedModel
 from specattn.tree import Tree
@@ -35,9 +33,7 @@ class SparseChain(ChainBuilder):
     def __init__(self, method: SelfDrafting, context: DraftContext):
         super().__init__(method.max_gamma, context, rejection=method.rejection)
         target, weights = context.target, method.weights
-        self.model: CachedModel = target
-        if weights is not None:
-            self.model = target.beside(quantised(target.model, weights, "weights"))
+        self.model: CachedModel = target if weights is None else target.rounded(weights)
 
     def propose(self, root: torch.Tensor, selectors: Sequence[KVSelector | None]) -> Draft:
         """Draft a token per selector that is of use behind `root` [B]; or the root alone.
@@ -127,7 +123,7 @@ class SparseDrafter(PacedDrafter):
         """Return what a drafted token takes, of a pass of one row, by the bytes that both read."""
         lengths = self.sequences.active_lengths
         token = self.target.cache.storage[:, :, :1, :1].nbytes
-        own, target = (_bytes(one.model) for one in (self.chain.model, self.target))
+        own, target = (one.weights_nbytes for one in (self.chain.model, self.target))
         return (own + token * sum(map(self.tokens_read, lengths))) / (target + token * sum(lengths))
 
     def draft(self, root: torch.Tensor, effort: Effort) -> Draft:
@@ -207,11 +203,6 @@ class GuidedDrafter(SelectionDrafter):
         draft = super().draft(root, effort)
         self.capture = NO_CAPTURE if effort == NONE else self.captured(draft.tree.size)
         return draft
-
-
-def _bytes(model: PreTrainedModel) -> int:
-    """Return what reading a model's weights reads."""
-    return sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
 
 
 def rows_at(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

@@ -140,6 +140,7 @@ class Target(CachedModel):
         self._structure = proved(model)
         self._lock = threading.Lock()
         self._compile, self._lasting = compile, lasting and lockstep is None
+        self._rounded = dict[str, CachedModel]()
         spare = SPARE if model.device.type == "cuda" and lockstep is None else 0
         stored = None if kv_dtype is None else KV_DTYPES[kv_dtype]
         turned_by = longest if turning_ropes(model.config) else None
@@ -226,6 +227,12 @@ class Target(CachedModel):
         found = CachedModel(model, self.cache, self.windows, self.longest)
         found.runner = self.recall("beside", model, lambda: self._runner(found))
         return found
+
+    def rounded(self, weights: str) -> CachedModel:
+        """Return the target with its weights rounded (`quantised`): one for all who draft by it."""
+        if weights not in self._rounded:
+            self._rounded[weights] = self.beside(quantised(self.model, weights, "weights"))
+        return self._rounded[weights]
 
     def _runner(self, model: CachedModel) -> Runner:
         """Return what runs passes of this target's model, or of another one, over its cache."""

@@ -165,7 +165,7 @@ def _rounds(context: DraftContext) -> bool:
         if context.sequences.draft_depth < _PAYS or (free is not None and 4 * needed > free):
             return False
     try:
-        Cast().prepared(model)
+        context.target.rounded(Cast.weights)
     except ValueError as error:
         _log.debug("auto drafts with the target's own weights alone: %s", error)
         return False

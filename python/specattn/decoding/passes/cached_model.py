@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,6 +93,11 @@ class CachedModel:
         self.feature_layers = tuple(layers)
         if self.feature_layers != (HEAD,):
             attach_streams(self.model)
+
+    @cached_property
+    def weights_nbytes(self) -> int:
+        """Bytes of the model's weights, which a pass of one row reads."""
+        return sum(one.nbytes for one in (*self.model.parameters(), *self.model.buffers()))
 
     def programs(self) -> Programs:
         """Return how a drafter beside the model should run its own functions of `ops`."""

@@ -187,8 +187,19 @@ def cast() -> str:
 
 @table("auto")
 def auto() -> str:
+    """Return times plain decoding of all methods on the Zen 5."""
+    return _over_plain("epyc-zen5-2core/auto.jsonl")
+
+
+@table("auto-zen3")
+def auto_zen3() -> str:
+    """Return times plain decoding of auto and suffix on the Zen 3."""
+    return _over_plain("epyc-zen3-2core/auto.jsonl")
+
+
+def _over_plain(path: str) -> str:
     """Return times plain decoding by length and temperature, geometric means, and over all."""
-    cells = read("epyc-zen5-2core/auto.jsonl", "cell")
+    cells = read(path, "cell")
     names = [name for name in cells[0]["speed"] if name != "plain"]
     rows = []
     for place in sorted({(cell["context"], cell["temperature"]) for cell in cells}):
@@ -197,7 +208,7 @@ def auto() -> str:
         best = max(gains.values())
         shown = [f"**{x:.2f}**" if x == best else f"{x:.2f}" for x in gains.values()]
         rows.append([size(place[0]), f"{place[1]:g}", *shown])
-    greedy, sampled, best = auto_gains().values()
+    greedy, sampled, best = auto_gains(path).values()
     return f"""{markdown(("tokens", "T", *(f"`{name}`" for name in names)), rows)}
 
 Over plain decoding `auto` is {geometric_mean(greedy + sampled):.2f} times as fast in the mean \
@@ -206,10 +217,10 @@ in the worst cell; over the best other method of each cell {geometric_mean(best)
 {min(best):.2f} in the worst."""
 
 
-def auto_gains() -> dict[str, list[float]]:
+def auto_gains(path: str = "epyc-zen5-2core/auto.jsonl") -> dict[str, list[float]]:
     """Return auto over plain greedily and sampled, and over the best other method, per cell."""
     found: dict[str, list[float]] = {"greedy": [], "sampled": [], "best": []}
-    for cell in read("epyc-zen5-2core/auto.jsonl", "cell"):
+    for cell in read(path, "cell"):
         speed = cell["speed"]
         kind = "sampled" if cell["temperature"] else "greedy"
         found[kind].append(speed["auto"] / speed["plain"])

@@ -246,10 +246,25 @@ def test_where_vllm_is_ahead_is_said_beside_where_it_is_not():
 
 def test_how_often_vllms_speed_readme_says_is_what_the_records_give():
     text = " ".join((ROOT / "README.md").read_text().split())
-    peers = records.read("epyc-2core/decoding-peers.jsonl")
-    gains = [row["speedup"]["vllm"] for row in peers if row["method"] == "plain"]
+    peers = [
+        row
+        for folder in ("epyc-2core", "epyc-zen3-2core")
+        for row in records.read(f"{folder}/decoding-peers.jsonl")
+    ]
+    gains = [r["speedup"]["vllm"] for r in peers if r["method"] == "plain" and not r["temperature"]]
     assert len(gains) > 1
-    assert f"at {min(gains):.1f} to {max(gains):.1f} times vLLM's speed on the EPYC" in text
+    assert f"at {min(gains):.1f} to {max(gains):.1f} times vLLM's speed on two EPYCs" in text
+
+
+def test_what_readme_begins_with_is_in_its_table():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    table = [row.split(" | ") for row in records.TABLES["headline"]().splitlines()[2:]]
+    best = {(row[0].strip("| "), row[2], row[3]): row[7] for row in table}
+    on_cpus, on_a_gpu = best["EPYC (Zen 5), 2 cores", "4k", "0"], best["H100", "4k", "0"]
+    assert "`suffix`" in on_cpus  # which needs nothing trained
+    assert "`poss:" in on_a_gpu
+    first, second = (f"{float(cell.split()[0]):.1f} times" for cell in (on_cpus, on_a_gpu))
+    assert f"{first} as fast on two CPU cores with nothing trained, {second} on an H100" in text
 
 
 def test_what_readme_says_of_a_tree_on_an_h100_is_its_record():

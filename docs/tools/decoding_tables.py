@@ -16,20 +16,20 @@ HEADLINES = (  # file, model, (context, batch, temperature) ...; the hardware an
     (
         "h100/decode-qwen3-8b.jsonl", "qwen3-8b", "H100",
         "Qwen3-8B, random weights, bf16, simulated acceptance",
-        ((32768, 1, 0), (131072, 1, 0)),
+        ((131072, 1, 0),),
     ),
     (
-        "epyc-2core/decoding-wide.jsonl", "wide qwen3-0.6b", "EPYC, 2 cores",
+        "epyc-zen5-2core/decoding-wide.jsonl", "wide qwen3-0.6b", "EPYC (Zen 5), 2 cores",
+        "Qwen3-0.6B's sizes (widened, 449 M), bf16",
+        ((512, 1, 0),),
+    ),
+    (
+        "epyc-zen5-2core/decoding-wide-pacing.jsonl", "wide06", "EPYC (Zen 5), 2 cores",
         "Qwen3-0.6B's sizes (widened, 449 M), bf16",
         ((4096, 1, 0), (4096, 1, 1)),
     ),
     (
-        "epyc-2core/decoding-peers.jsonl", "tiny", "EPYC, 2 cores",
-        "embedded model (7.7 M), fp32",
-        ((4096, 1, 0),),
-    ),
-    (
-        "xeon-2core/decoding-4k-two-texts.jsonl", "tiny", "Xeon, 2 cores",
+        "epyc-zen3-2core/decoding-peers.jsonl", "tiny", "EPYC (Zen 3), 2 cores",
         "embedded model (7.7 M), fp32",
         ((4096, 1, 0),),
     ),

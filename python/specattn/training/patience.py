@@ -11,7 +11,8 @@ class Patience(TrainerCallback):
     """Ends training after `evaluations` in a row that are no better than the best before them.
 
     The trainer must save behind each evaluation. What is counted is in its state, which checkpoints
-    hold, so a resumed run ends where an unbroken one does.
+    hold, so a resumed run ends where an unbroken one does, and one that has ended trains no more:
+    with transformers' `EarlyStoppingCallback` it would go on to its next evaluation.
     """
 
     def __init__(self, evaluations: int):

@@ -32,22 +32,6 @@ def vegas_bars() -> str:
     return markdown((*header, *last), rows)
 
 
-@table("vegas-switch")
-def vegas_switch() -> str:
-    """Return Vegas with the clock of two kinds of rounds, and always drafting."""
-    gains = {
-        (row["context"], row["temperature"], bool(row["settings"].get("switch"))): row["speedup"]
-        for row in read("xeon-2core/vegas-switch.jsonl")
-        if row["method"] == "vegas"
-    }
-    rows = [
-        [size(context), *(f"{gains[context, t, on]['plain']:.2f}" for t in (0, 1) for on in (0, 1))]
-        for context in sorted({context for context, _, _ in gains})
-    ]
-    kinds = [f"T={t}: {kind}" for t in (0, 1) for kind in ("always drafting", "with the switch")]
-    return markdown(("tokens", *kinds), rows)
-
-
 @table("eight-bits")
 def eight_bits() -> str:
     """Return how far logits over caches of 8 bits are from those over the model's own type."""

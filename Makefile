@@ -127,6 +127,9 @@ llama-cpp: .venv-llama-cpp/.ready
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-llama-cpp build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
+# An editable install is looked for last: a folder of its name beside a user's script, as this checkout may be, would hide it.
+found_first = echo "$(CURDIR)/python" > "$$($(1)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/specattn.pth"
+
 # torch first, in a step of its own: as a dependency of something else it may come with gigabytes of CUDA.
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -135,7 +138,9 @@ $(VENV)/.torch:
 
 $(VENV)/.demo: $(VENV)/.torch requirements/demo.txt setup.py pyproject.toml $(wildcard csrc/cpu/* csrc/cpu/*/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/demo.txt
+	@echo "The CPU kernels are compiled now, once: some minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call found_first,$(BIN))
 	touch $@
 
 # What one set of tests needs and others must not see; the other packages are those of $(VENV), which
@@ -164,6 +169,7 @@ $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call found_first,.venv-vllm/bin)
 	touch $@
 
 .venv-llama-cpp/.ready: requirements/llama-cpp.txt

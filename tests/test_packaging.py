@@ -32,6 +32,15 @@ def test_extras_say_what_they_add():
         assert any(line.startswith(package) for line in extras[extra]), package
 
 
+def test_a_folder_of_the_packages_name_beside_a_script_does_not_hide_it(tmp_path):
+    """As this checkout is one for who works in the folder that it was cloned into."""
+    (tmp_path / "specattn").mkdir()
+    code = "from importlib.util import find_spec; print(find_spec('specattn').origin)"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == ROOT / "python/specattn/__init__.py"
+
+
 def test_the_package_loads_what_is_heavy_only_for_decoding_and_says_what_to_install():
     """Its operators are defined when it was imported."""
     loaded, said = python(

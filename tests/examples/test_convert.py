@@ -57,6 +57,7 @@ def test_weights_are_small():
     assert (HYBRID / "model.safetensors").stat().st_size <= 16 * 2**20
 
 
+@pytest.mark.slow
 def test_conversion_runs_end_to_end(tmp_path):
     run_script(TINY / "convert.py", "--toy", "--threads", 1, "--out", tmp_path)
     assert json.loads((tmp_path / "evaluation.json").read_text())["held_out"]["loss"] > 0

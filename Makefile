@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 	$(BIN)/specattn demo $(if $(FILE),"$(FILE)")
 	@echo "The command is $(BIN)/specattn: try $(BIN)/specattn generate --prompt-file examples/engine.py, or -h"
 
-## All tests that need no GPU. Of GPU code few cases, and all where it differs from what tools/ptx/executed.json records.
+## The tests that need no GPU. Of GPU code few cases, and all where it differs from what tools/ptx/executed.json records.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 

@@ -346,6 +346,15 @@ def test_what_cannot_be_obeyed_is_refused(model, options, message):
     assert model.config._attn_implementation == before
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("generator", "a torch.Generator"), ("on_tokens", "a function")]
+)
+def test_options_of_a_wrong_type_are_named(model, name, expected):
+    ids = torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(TypeError, match=f"^{name}: expected {expected}, got 3"):
+        model.generate(ids, custom_generate=Plain(), max_new_tokens=2, **{name: 3})
+
+
 def test_a_cache_that_holds_something_is_refused(model):
     cache, ids = DynamicCache(), prompts([12])[0][None]
     model(ids[:, :5], past_key_values=cache)

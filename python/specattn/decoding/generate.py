@@ -184,7 +184,10 @@ def generate(
     )
     max_new_tokens, temperature = options.pop("max_new_tokens"), options.pop("temperature")
     given: Any = {n: options.pop(n) for n in ("seed", "capacity", "num_pregenerated")}
-    _check_kinds(generator=generator, generation_config=generation_config)
+    if not isinstance(generation_config, GenerationConfig | None):
+        raise TypeError(
+            f"generation_config: expected a GenerationConfig, got {generation_config!r}"
+        )
     method, model = resolved(method), text_model(model)
     if quantize is not None:
         model = quantised(model, quantize)
@@ -252,20 +255,6 @@ def generate(
     own = zip(texts.rows, new_tokens, strict=True)
     whole = [torch.cat([prompt, prompt.new_tensor(new)]) for prompt, new in own]
     return GenerationOutput(whole, new_tokens, statistics)
-
-
-_KINDS: dict[str, tuple[type, str]] = {
-    "generator": (torch.Generator, "a torch.Generator"),
-    "generation_config": (GenerationConfig, "a GenerationConfig"),
-}
-
-
-def _check_kinds(**given: Any) -> None:
-    """Raise TypeError for what is neither None nor as `_KINDS` says."""
-    for name, value in given.items():
-        kind, expected = _KINDS[name]
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{name}: expected {expected}, got {value!r}")
 
 
 _Prepared = tuple[Texts, GenerationConfig]

@@ -139,6 +139,19 @@ def test_a_change_after_the_first_run_is_obeyed(change, compile, patch):
     assert generate(model, TEXT, "suffix", **options).new_tokens == expected
 
 
+@WARNS
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_experts_are_served_in_a_call_of_the_whole_model(family):
+    """Which hands down whether routers' logits are wanted."""
+    model = tiny_model(family)
+    called = []
+    model.register_forward_hook(lambda *_: called.append(1))
+    expected = [greedy_by_transformers(model, TEXT, 8)]
+    called.clear()
+    assert generate(model, TEXT, "suffix", max_new_tokens=8).new_tokens == expected
+    assert called
+
+
 REFUSED = {
     "forward of the class of the model": lambda _, patch: patch_class(patch, LlamaForCausalLM),
     "global hook on the model": global_hook(LlamaForCausalLM),

@@ -104,11 +104,12 @@ class Prompted(Adapted):
         (nn.DataParallel, "got DataParallel; hand over model.module"),
         (lambda model: model.state_dict(), "got OrderedDict$"),
         (lambda model: nn.Linear(3, 3), "got Linear$"),
+        (lambda model: model.model, "got LlamaModel; load it by AutoModelForCausalLM"),
     ],
-    ids=["PEFT", "PEFT with prompts", "DataParallel", "weights", "module"],
+    ids=["PEFT", "PEFT with prompts", "DataParallel", "weights", "module", "no head"],
 )
 def test_a_wrapper_is_refused_with_what_to_hand_over(wrap, message, entry):
-    with pytest.raises(TypeError, match=f"model: expected a PreTrainedModel .*, {message}"):
+    with pytest.raises(TypeError, match=f"model: expected a PreTrainedModel .*,? {message}"):
         ENTRIES[entry](wrap(tiny_model("llama")))
 
 

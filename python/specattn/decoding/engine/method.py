@@ -192,6 +192,13 @@ class RunOptions:
     context_parallel: ContextParallel | None = None
     calibrates: bool = False  # as `DraftContext` has it
 
+    def __post_init__(self) -> None:
+        for name in ("on_tokens", "on_round", "on_prefill"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise TypeError(f"{name}: expected a function, got {given!r}")
+        if not isinstance(self.generator, torch.Generator | None):
+            raise TypeError(f"generator: expected a torch.Generator, got {self.generator!r}")
+
 
 # transformers hands a callable only what its signature names.
 _OWN = ("context_parallel", "calibrates")

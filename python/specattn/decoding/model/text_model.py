@@ -23,12 +23,17 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
     Raises
     ------
     TypeError
-        It is no model of transformers, such as a wrapper around one.
+        It is no model of transformers, such as a wrapper around one, or has no head.
     ValueError
         transformers has no class for the text model, something was put around the larger one, or
         its weights are elsewhere. A field of its configuration is no number where one is needed.
     """
     model = _unwrapped(model)
+    if model.get_output_embeddings() is None:
+        raise TypeError(
+            "model: expected a PreTrainedModel of transformers with a language-model head, got "
+            f"{type(model).__name__}; load it by AutoModelForCausalLM"
+        )
     if next(model.parameters()).is_meta:  # callers move prompts to where it is
         check_device(model)
     config = model.config.get_text_config(decoder=True)

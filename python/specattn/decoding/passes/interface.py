@@ -26,8 +26,10 @@ _HANDS_OUT = "specattn_hands_out"  # set on hooks
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 
 # What models hand down that decides nothing here: positions are in the queries and keys already,
-# and the cache is our own.
-_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions"})
+# the cache is our own, and routers are no part of attention.
+_HARMLESS = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"}
+)
 
 
 def attach(model: PreTrainedModel) -> None:

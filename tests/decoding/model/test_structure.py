@@ -259,6 +259,10 @@ def test_a_model_that_was_asked_can_be_copied_and_pickled():
         assert structure_of(other).number != structure_of(model).number
         output = generate(other, TEXT, "plain", max_new_tokens=4)
         assert output.new_tokens == [greedy_by_transformers(model, TEXT, 4)]
+    assert other.config._attn_implementation.startswith("specattn")
+    for dumped in (pickle.dumps(other), pickle.dumps(other.config)):
+        assert b"specattn" not in dumped  # which need not be installed where it is read
+    assert copy.deepcopy(other).config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -25,6 +25,16 @@ from specattn.decoding.passes.own_layers import attach_layers
 _HANDS_OUT = "specattn_hands_out"  # set on hooks
 _OVER = "specattn_over_"  # before the name of the implementation that calls without a plan take
 
+
+class _Over(str):
+    """The name of our implementation; a copy or a pickle of a config has the model's own one."""
+
+    own: str
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.own,)
+
+
 # What models hand down that decides nothing here: positions are in the queries and keys already,
 # the cache is our own, and routers are no part of attention.
 _HARMLESS = frozenset(
@@ -42,7 +52,8 @@ def attach(model: PreTrainedModel) -> None:
     if own.startswith(_OVER):
         return
     # transformers would load an implementation whose name has "flash" in it.
-    name = _OVER + own.replace("/", "_").replace("flash", "fa")
+    name = _Over(_OVER + own.replace("/", "_").replace("flash", "fa"))
+    name.own = own
     AttentionInterface.register(name, _dispatcher(own))
     if (mask := AttentionMaskInterface().get(own)) is not None:
         AttentionMaskInterface.register(name, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -113,11 +114,17 @@ class KVCache:
                 f"{layers}, {batch}, {capacity}, {kv_heads}, {head_dim}"
             )
         self.dtype, self.stored, self.head_dim, self.latent = dtype, stored, head_dim, latent
-        if stored is None:
-            self.storage = torch.empty(shape, dtype=dtype, device=device)
-        else:
-            row = row_bytes(head_dim, device)
-            self.storage = torch.empty(*shape[:-1], row, dtype=torch.uint8, device=device)
+        kind = dtype
+        if stored is not None:
+            shape, kind = (*shape[:-1], row_bytes(head_dim, device)), torch.uint8
+        try:
+            self.storage = torch.empty(shape, dtype=kind, device=device)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):  # which says all that callers ask for
+                raise
+            size = math.prod(shape) * kind.itemsize / 2**30
+            room = f"{capacity:,} tokens of each of {batch} requests, {size:,.1f} GiB"
+            raise MemoryError(f"no memory for a cache of {room}") from error
         self._whole = self.storage  # of all requests, when some have left
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self._lengths_of = cache(_lengths)

@@ -323,7 +323,7 @@ def test_processors_see_the_text_and_the_path_of_a_draft_alone(model):
         ({"output_attentions": True}, "output_attentions"),
         ({"output_hidden_states": True}, "output_hidden_states"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"guidance_scale": 1.5}, "remembers"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
         ({"inputs_embeds": torch.zeros(1, 12, 32)}, "inputs_embeds"),
         ({"position_ids": torch.arange(5, 17)[None]}, "position_ids"),
         ({"attention_mask": torch.tensor([[1] * 11 + [0]])}, "left"),

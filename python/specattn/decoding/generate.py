@@ -27,7 +27,12 @@ from specattn.decoding.engine.method import (
     Texts,
     run,
 )
-from specattn.decoding.engine.obeyed import refuse_unsupported
+from specattn.decoding.engine.obeyed import (
+    checked_function,
+    checked_functions,
+    checked_streamer,
+    refuse_unsupported,
+)
 from specattn.decoding.methods import METHODS, parse_method
 from specattn.decoding.model.quantised import quantised
 from specattn.decoding.model.text_model import text_model
@@ -166,7 +171,7 @@ def generate(
     Raises
     ------
     TypeError
-        A number, a method, a generator, a config or a stop string is something else.
+        An argument is of another kind: a number, a function, a config, a stop string, ...
     ValueError
         A number out of range, something that is no prompt, an unknown method or model family, a
         prompt beyond the capacity, or an option that cannot be obeyed here (beams, scores,
@@ -188,6 +193,10 @@ def generate(
         raise TypeError(
             f"generation_config: expected a GenerationConfig, got {generation_config!r}"
         )
+    checked_streamer("streamer", streamer)
+    checked_function("prefix_allowed_tokens_fn", prefix_allowed_tokens_fn)
+    processors = checked_functions("logits_processor", logits_processor)
+    criteria = StoppingCriteriaList(checked_functions("stopping_criteria", stopping_criteria))
     method, model = resolved(method), text_model(model)
     if quantize is not None:
         model = quantised(model, quantize)
@@ -217,7 +226,6 @@ def generate(
     # transformers keeps the tokenizer back from a callable: strings are ours to look for.
     if model.generation_config.stop_strings is not None:
         options["stop_strings"] = None
-    criteria = StoppingCriteriaList(stopping_criteria or [])
     if stop_strings is None:
         stop_strings = model.generation_config.stop_strings or ()
     alone = isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)
@@ -230,12 +238,14 @@ def generate(
                 f"stop_strings {strings} need tokenizer=, to know how tokens spell them; "
                 "stop_strings=[] turns those of a model's generation_config off"
             )
+        if not callable(getattr(tokenizer, "get_vocab", None)):
+            raise TypeError(f"tokenizer: expected a tokenizer, got {tokenizer!r}")
         criteria.append(StopStringCriteria(tokenizer, strings))
     texts, config = _prepared(
         model,
         prompts,
         generation_config=generation_config,
-        logits_processor=LogitsProcessorList(logits_processor or []),
+        logits_processor=LogitsProcessorList(processors),
         stopping_criteria=criteria,
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         **options,

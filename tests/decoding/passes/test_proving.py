@@ -264,11 +264,15 @@ def test_minus_infinity_agrees_with_nothing_else(monkeypatch):
 
 
 def test_logits_that_are_no_numbers_are_called_so():
-    with pytest.raises(ValueError, match="have NaN among their logits, first in what follows"):
+    with pytest.raises(ValueError, match="the model's lm_head.bias has NaN among its values"):
         prove(forbidding(torch.nan))
     model = tiny_model("llama")
     model.model.layers[1].self_attn.v_proj.weight.data[:] = torch.nan
-    with pytest.raises(ValueError, match="have NaN among their logits, first in the attention"):
+    with pytest.raises(ValueError, match="model.layers.1.self_attn.v_proj.weight has NaN"):
+        prove(model)
+    model = tiny_model("llama")
+    model.model.layers[1].mlp.down_proj.weight.data[:] = torch.inf
+    with pytest.raises(ValueError, match="have NaN among .*, first in the attention of layer 2"):
         prove(model)
 
 

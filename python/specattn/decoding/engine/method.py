@@ -24,6 +24,8 @@ from specattn.decoding.engine.kept_back import Signature, given_to_generate
 from specattn.decoding.engine.loop import CHUNK_SIZE, OnPrefill, OnRound, decode
 from specattn.decoding.engine.obeyed import (
     check_positions,
+    checked_function,
+    checked_streamer,
     left_padding,
     pad_token,
     refuse_unsupported,
@@ -160,6 +162,7 @@ class Method(ABC):
         prompted = (streamer := kept.get("streamer")) is not None
         if prompted and token_streamer is not None:
             raise ValueError("streamer and token_streamer: give one of them")
+        checked_streamer("token_streamer", token_streamer)
         streamer = streamer if prompted else token_streamer
         given = {name: others.pop(name) for name in _OPTIONS if name in others}
         refuse_unsupported(generation_config, others)
@@ -194,10 +197,11 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for name in ("on_tokens", "on_round", "on_prefill"):
-            if (given := getattr(self, name)) is not None and not callable(given):
-                raise TypeError(f"{name}: expected a function, got {given!r}")
+            checked_function(name, getattr(self, name))
         if not isinstance(self.generator, torch.Generator | None):
             raise TypeError(f"generator: expected a torch.Generator, got {self.generator!r}")
+        if not isinstance(ranks := self.context_parallel, ContextParallel | None):
+            raise TypeError(f"context_parallel: expected a ContextParallel, got {ranks!r}")
 
 
 # transformers hands a callable only what its signature names.

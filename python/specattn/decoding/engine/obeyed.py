@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 _UNSUPPORTED = {
     "num_beams": (None, 1),
     "use_cache": (None, True),
-    "cache_implementation": (None,),
+    "cache_implementation": (None, "dynamic"),
+    "guidance_scale": (None, 1),
     "output_scores": (None, False),
     "output_logits": (None, False),
     "output_attentions": (None, False),
@@ -25,6 +26,7 @@ _UNSUPPORTED = {
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
 }
+_STREAMS = ("put", "end")  # what a streamer is called for
 _CACHES = ("cache", "past_key_values")  # what transformers calls its own: the second until 5.23
 
 
@@ -46,6 +48,27 @@ def refuse_unsupported(config: GenerationConfig, model_kwargs: dict[str, Any]) -
     }
     if unknown := [name for name in model_kwargs if name not in known]:
         raise ValueError(f"model arguments that cannot be passed on: {', '.join(unknown)}")
+
+
+def checked_function(name: str, given: Any) -> None:
+    """Raise TypeError unless an argument is a function, or None."""
+    if given is not None and not callable(given):
+        raise TypeError(f"{name}: expected a function, got {given!r}")
+
+
+def checked_functions(name: str, given: Any) -> list[Any]:
+    """Return the functions of a list, none of None; TypeError unless it is one."""
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple) or not all(map(callable, given)):
+        raise TypeError(f"{name}: expected a list of functions, got {given!r}")
+    return list(given)
+
+
+def checked_streamer(name: str, given: Any) -> None:
+    """Raise TypeError unless an argument is a streamer, or None."""
+    if given is not None and not all(callable(getattr(given, one, None)) for one in _STREAMS):
+        raise TypeError(f"{name}: expected a streamer with put and end, got {given!r}")
 
 
 def left_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:

@@ -139,6 +139,9 @@ def _probe(model: PreTrainedModel) -> None:
     apart = f"differ by {found.error:.1e} in their logits (at most {bound:.0e} in {model.dtype})"
     if math.isnan(found.error):
         apart = "have NaN among their logits"
+        for name, weight in model.named_parameters():
+            if weight.isnan().any():
+                raise ValueError(f"the model's {name} has NaN among its values")
     replaced = structure_of(model).replaced
     added = "" if replaced is None else f"; {replaced}"
     raise ValueError(

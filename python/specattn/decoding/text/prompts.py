@@ -58,12 +58,10 @@ def _ids(number: int, prompt: Any, tokenizer: Any, vocabulary: int) -> torch.Ten
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError(f"prompt {number} is text: give tokenizer(...) of it, or tokenizer=")
+        if not callable(tokenizer):
+            raise TypeError(f"tokenizer: expected a tokenizer, got {tokenizer!r}")
         prompt = tokenizer(prompt)["input_ids"]
-    try:
-        own = prompt.device if isinstance(prompt, torch.Tensor) else "cpu"
-        ids = torch.as_tensor(prompt, device=own)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"prompt {number} must be token ids, got {reprlib.repr(prompt)}") from None
+    ids = _tensor(prompt, f"prompt {number} must be token ids")
     if ids.dim() != 1 or ids.numel() == 0:
         raise ValueError(
             f"each prompt must be a 1-D tensor of at least one token, got prompt {number} "
@@ -79,11 +77,22 @@ def _ids(number: int, prompt: Any, tokenizer: Any, vocabulary: int) -> torch.Ten
     return ids.long()
 
 
+def _tensor(given: Any, wanted: str) -> torch.Tensor:
+    """Return a tensor of numbers, on its own device; ValueError: it is none, but was `wanted`."""
+    if isinstance(given, torch.Tensor):
+        return given
+    try:
+        return torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{wanted}, got {reprlib.repr(given)}") from None
+
+
 def _unpadded(number: int, ids: torch.Tensor, mask: Any) -> torch.Tensor:
     """Return the ids that a mask keeps: padding may be on either side."""
     if mask is None:
         return ids
-    kept = torch.as_tensor(mask, device=ids.device).bool()
+    kept = _tensor(mask, f"attention_mask of prompt {number} must be zeros and ones").to(ids.device)
+    kept = kept.bool()
     if kept.shape != ids.shape:
         raise ValueError(
             f"attention_mask of prompt {number} must be as long as its ids, {list(ids.shape)}, "

@@ -161,8 +161,7 @@ SELECTED = [
     *QUICK,
     *EIGHT[2:],
     *LATENTS[1:],
-    *SMALL[:6],
-    *SMALL[-6:],
+    *SMALL,
     *(case for case in ENGINES if case not in QUICK),
     Case("hybrid", lengths=(700, 90, 0), split_size=None, spare=2000, sinks=True, window=500),
     Case("hybrid", lengths=(200, 0), split_size=4096, sinks=True),  # one launch
@@ -259,4 +258,4 @@ def _all():
     yield Case("gather", rows=16, head_dim=128, tree="none")
 
 
-ALL = SELECTED + [case for case in [*HOPPER, *SMALL, *_all()] if case not in SELECTED]
+ALL = SELECTED + [case for case in [*HOPPER, *_all()] if case not in SELECTED]

@@ -158,6 +158,27 @@ def counted(rows, outputs, depth, gated, arch="sm_90", dtype=BF16):
     return launched.counts, (1 + gated) * weight.nbytes, launched.grid[0]
 
 
+# (outputs, depth, gated, how many) of a step of Llama 3.1 8B: q k v, o, gate and up, down, and
+# eight eighths of the head.
+STEP = [
+    (6144, 4096, False, 32),
+    (4096, 4096, False, 32),
+    (14336, 4096, True, 32),
+    (4096, 14336, False, 32),
+    (16032, 4096, False, 8),
+]
+
+
+def of_a_step(rows):
+    """Return the bytes over those needed that products move: of each of `STEP`, and of all."""
+    moved, needed = [], []
+    for outputs, depth, gated, times in STEP:
+        counts, weights, _ = counted(rows, outputs, depth, gated)
+        moved.append(times * (counts.bytes_read + counts.bytes_written))
+        needed.append(times * (weights + 2 * rows * (depth + outputs)))
+    return [a / b for a, b in zip(moved, needed, strict=True)], sum(moved) / sum(needed)
+
+
 def matrix_instructions(arch):
     """Return the shapes of all products of matrices in 16 bits, by the rows of a call."""
     found = {}

@@ -1,4 +1,4 @@
-"""Few rows over caches of 8 bits: every code is exact, and a key takes few instructions."""
+"""Caches of 8 bits: every code is exact, and a key takes few instructions."""
 
 import pytest
 
@@ -10,11 +10,18 @@ from specattn.triton_kernels._configs import UNFENCED
 from . import eight_bits
 
 WHOLE = pytest.mark.gpu_code("triton")
-# Triton 3.9: int8 24.8, e4m3 22.7, e5m2 18.7; 20.4 of bfloat16, 48.3 before. 8 rows fill 32.
-MOST = {("int8", 1): 26, ("e4m3", 4): 24, ("e5m2", 4): 20, ("int8", 4): 26, ("int8", 8): 40}
+# By Triton 3.9 and 3.6: int8 24.8 and 25.0, e4m3 22.7 and 22.9, e5m2 18.7 and 18.9; 20.4 of
+# bfloat16, 48.3 before. 8 rows fill 32: 38.6 and 52.4. 16 rows fill 64 and have another loop:
+# 51.8 and 74.1, e4m3 57.8 and 80.1.
+NEW = {
+    ("int8", 1): 26, ("e4m3", 4): 24, ("e5m2", 4): 20, ("int8", 4): 26, ("int8", 8): 40,
+    ("int8", 16): 54, ("e4m3", 16): 60,
+}  # fmt: skip
+OLD = {**NEW, ("int8", 8): 54, ("int8", 16): 76, ("e4m3", 16): 82}
+# Passes of shared memory that a key adds.
+CONFLICTS = {8: 1 if UNFENCED else 0, 16: 4}
 
 
-@pytest.mark.skipif(UNFENCED, reason="counted by newer compilers")
 @pytest.mark.parametrize(
     ("stored", "rows", "arch"),
     [
@@ -26,15 +33,17 @@ MOST = {("int8", 1): 26, ("e4m3", 4): 24, ("e5m2", 4): 20, ("int8", 4): 26, ("in
                 ("e5m2", 4, "sm_90"),
                 ("int8", 4, "sm_80"),
                 ("int8", 8, "sm_90"),
+                ("int8", 16, "sm_90"),
+                ("e4m3", 16, "sm_90"),
             )
         ),
     ],
 )
-def test_a_key_of_few_rows_takes_few_instructions(compiler_process, stored, rows, arch):
-    """Codes become numbers in registers: no byte is read by itself, and no bank is asked twice."""
+def test_a_key_takes_few_instructions(compiler_process, stored, rows, arch):
+    """Of few rows codes become numbers in registers: no byte is read alone, no bank asked twice."""
     instructions, conflicts = compiler_process(eight_bits.a_key, stored, rows, arch)
-    assert instructions < MOST[stored, rows]
-    assert conflicts == 0
+    assert instructions < (OLD if UNFENCED else NEW)[stored, rows]
+    assert conflicts <= 1024 * CONFLICTS.get(rows, 0)
 
 
 @pytest.mark.parametrize(

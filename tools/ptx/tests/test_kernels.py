@@ -58,6 +58,26 @@ def test_how_many_states_a_combine_may_meet_shows_in_no_bit(compiler_process, le
     assert compiler_process(merged, length, 16)
 
 
+def within_a_warp(arch, slots):
+    """Return (barriers, whether shared memory is used) of the combine of so many states."""
+    case = Case(
+        "hybrid", rows=5, lengths=(64 * slots - 8,), head_dim=128, kv_heads=1, split_size=64
+    )
+    _, combine = checks.run(case, arch).launches
+    return combine.ptx.count("bar.sync"), ".shared" in combine.ptx
+
+
+# Of few states four rows are merged at once, and their sums change lanes by shared memory.
+BARRIERS = {2: 0, 4: 0 if UNFENCED else 2, 8: 0, 16: 0}
+
+
+@WHOLE
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("slots", BARRIERS)
+def test_a_combine_is_one_warps_own(compiler_process, arch, slots):
+    assert compiler_process(within_a_warp, arch, slots) == (BARRIERS[slots], slots < 8)
+
+
 def waits(arch):
     """Return how often each kernel of a call waits for the launch before it."""
     case = Case("hybrid", rows=1, lengths=(300, 130), kv_heads=1)

@@ -94,3 +94,11 @@ def test_weights_are_read_once_and_whole(compiler_process, rows, outputs, depth,
     assert counts.shared_conflicts == 0
     # A lane's share of a weight: at 19 an H100 would issue as long as it reads.
     assert 32 * counts.total_instructions / (weights / 2) < (4.5 if rows <= 32 else 9)
+
+
+@WHOLE
+def test_products_of_a_step_of_one_row_move_what_they_need(compiler_process):
+    """Each program reads the row, so products of narrow programs move 6% more."""
+    each, whole = compiler_process(linear.of_a_step, 1)
+    assert max(each) < 1.07
+    assert whole < 1.05

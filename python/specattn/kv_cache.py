@@ -120,10 +120,10 @@ class KVCache:
         try:
             self.storage = torch.empty(shape, dtype=kind, device=device)
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):  # which says all that callers ask for
+            if torch.device(device).type != "cpu":  # whose own errors say as much
                 raise
             size = math.prod(shape) * kind.itemsize / 2**30
-            room = f"{capacity:,} tokens of each of {batch} requests, {size:,.1f} GiB"
+            room = f"{batch} x {capacity:,} tokens, {size:,.1f} GiB"
             raise MemoryError(f"no memory for a cache of {room}") from error
         self._whole = self.storage  # of all requests, when some have left
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)

@@ -99,7 +99,7 @@ def test_what_is_of_another_kind_is_named(model, arguments, message):
 
 
 def test_a_cache_beyond_the_memory_is_no_allocators_error(model):
-    message = r"no memory for a cache of 1[\d,]+ tokens of each of 1 requests, [\d,.]+ GiB"
+    message = r"no memory for a cache of 1 x 1[\d,]+ tokens, [\d,.]+ GiB"
     with pytest.raises(MemoryError, match=message):
         generate(model, prompts([9]), "plain", max_new_tokens=10**12)
 

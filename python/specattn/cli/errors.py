@@ -23,7 +23,7 @@ def one_line_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise typer.Exit from None  # the reader of the text has what it wanted
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         text = str(error)
         if isinstance(error, RuntimeError) and "tried to allocate" not in text.lower():
             raise  # a defect; but what asks for too much memory is in the options

@@ -176,6 +176,8 @@ def generate(
         A number out of range, something that is no prompt, an unknown method or model family, a
         prompt beyond the capacity, or an option that cannot be obeyed here (beams, scores,
         attentions, ...).
+    MemoryError
+        On a CPU: it has no room for the cache.
     RanksDisagree, RankLost
         On several ranks: one makes another call, or does not answer.
     """

@@ -12,10 +12,12 @@ import sys
 import pytest
 import torch
 import transformers
+import typer
 from safetensors import safe_open
 
 import specattn as package
 from specattn import _cpu
+from specattn.cli.errors import one_line_errors
 from specattn.cli.options import DTYPES
 from specattn.decoding import METHODS, parse_method
 from specattn.method_names import method_names
@@ -260,3 +262,8 @@ def test_the_environment_says_what_an_issue_needs(specattn):
     assert lines["transformers"] == transformers.__version__
     assert f"instruction set {_cpu.isa()}" in lines["processor"]
     assert lines["backend reference"] == "available"
+
+
+def test_an_error_without_words_is_called_by_its_name():
+    with pytest.raises(typer.BadParameter, match="^MemoryError$"), one_line_errors():
+        raise MemoryError

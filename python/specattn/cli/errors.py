@@ -24,7 +24,7 @@ def one_line_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise typer.Exit from None  # the reader of the text has what it wanted
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        text = str(error)
+        text = str(error) or type(error).__name__  # Python's own MemoryError says nothing
         if isinstance(error, RuntimeError) and "tried to allocate" not in text.lower():
             raise  # a defect; but what asks for too much memory is in the options
         if isinstance(error, ModuleNotFoundError) and error.name is not None:

@@ -65,6 +65,7 @@ def difference(cache, view):
 
 def main():
     """Attend over every layout, and say how far it is from the same over contiguous keys."""
+    torch.manual_seed(0)
     for name, (cache, view) in VIEWS.items():
         print(f"{name:52} {difference(cache, view):.0e}")
 

@@ -74,7 +74,7 @@ def test_drafts_of_the_engine_are_accepted():
 
 
 def test_layouts_of_engines(run):
-    """What is stored in 8 bits differs from what was given, in the third digit."""
+    """What is stored in 8 bits differs from what was given, by less than a tenth."""
     found = [line.rsplit(maxsplit=1) for line in run("engine_layouts").splitlines()]
     assert len(found) == 7
     for name, difference in found:

@@ -1,4 +1,4 @@
-"""`_cpu.walk_trees` walks as plain Python does, with draws of `add_gumbel_noise`."""
+"""`_cpu.walk_trees` walks as plain Python does, with draws of `add_gumbel_noise`; `keep_paths`."""
 
 import math
 from functools import partial
@@ -128,3 +128,48 @@ def test_errors_name_the_argument(changes, message):
     }
     with pytest.raises((ValueError, IndexError), match=message):
         _cpu.walk_trees(**(arguments | changes))
+
+
+@given(data=st.data())
+def test_rows_of_accepted_nodes_are_kept(data):
+    draw = data.draw
+    batch, size, width, depth = (draw(st.integers(1, n)) for n in (3, 9, 70, 5))
+    most = draw(st.integers(0, depth))
+    at, behind = draw(st.integers(0, 4)), draw(st.integers(0, 2))
+    dtype = draw(st.sampled_from([*FLOATING, torch.float64]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    wide = torch.randn(batch, size + 1, width + 3, generator=generator).to(dtype)
+    rows = wide[:, 1:, :width]
+    nodes = torch.randint(-1, size, (batch, depth + 2), generator=generator)[:, 2:]
+    kept = torch.zeros(batch, at + 1 + most + behind, width + 1, dtype=dtype)[..., :width]
+    expected = kept.clone()
+    for b, path in enumerate(nodes.tolist()):
+        for step, node in enumerate([0, *path[:most]]):
+            expected[b, at + step] = rows[b, max(node, 0)]
+    _cpu.keep_paths(rows, nodes, most, kept, at)
+    assert torch.equal(kept, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": torch.zeros(4, 3)}, "rows must be"),
+        ({"rows": torch.zeros(2, 4, 3)}, "nodes must be"),
+        ({"kept": torch.zeros(1, 5, 3, dtype=torch.float64)}, "kept must be"),
+        ({"kept": torch.zeros(1, 5, 2)}, "kept must be"),
+        ({"nodes": torch.tensor([[1, 4]])}, "nodes: expected values from 0 to 3, got 4"),
+        ({"most": 3}, "most: expected values from 0 to 2, got 3"),
+        ({"at": 3}, "at: expected values from 0 to 2, got 3"),
+        ({"at": -1}, "at: expected values from 0 to 2, got -1"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(changes, message):
+    arguments = {
+        "rows": torch.zeros(1, 4, 3),
+        "nodes": torch.tensor([[1, 2]]),
+        "most": 2,
+        "kept": torch.zeros(1, 5, 3),
+        "at": 1,
+    }
+    with pytest.raises((ValueError, IndexError), match=message):
+        _cpu.keep_paths(**(arguments | changes))

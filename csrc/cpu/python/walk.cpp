@@ -1,5 +1,6 @@
 // Walks down drafted trees along the target's own draws, on the host: specattn/acceptance.py has
 // the same walk over tensors.
+#include <cstring>
 #include <limits>
 
 #include "../check.h"
@@ -183,6 +184,29 @@ std::vector<Integers> walk_trees_drawing(const std::vector<Integers>& parents,
   });
 }
 
+void keep_paths(PyObject* given_rows, PyObject* given_nodes, int64_t most, PyObject* given_kept,
+                int64_t at) {
+  const View rows = view("rows", given_rows), nodes = view("nodes", given_nodes);
+  const View kept = view("kept", given_kept);
+  rows.expect(rows.dtype, {-1, -1, -1});
+  nodes.expect(Dtype::kInt64, {rows.shape[0], -1});
+  kept.expect(rows.dtype, {rows.shape[0], -1, rows.shape[2]});
+  check_index("most", most, 0, nodes.shape[1]);
+  check_index("at", at, 0, kept.shape[1] - 1 - most);
+  const int64_t bytes = kDlpackTypes[static_cast<size_t>(rows.dtype)].bits / 8;
+  for (int64_t b = 0; b < rows.shape[0]; ++b) {
+    const int64_t* path = nodes.as<int64_t>() + b * nodes.stride[0];
+    const char* from = rows.as<char>() + b * rows.stride[0] * bytes;
+    char* to = kept.as<char>() + (b * kept.stride[0] + at * kept.stride[1]) * bytes;
+    for (int64_t step = 0; step <= most; ++step) {
+      const int64_t node = step ? std::max<int64_t>(path[step - 1], 0) : 0;
+      check_index("nodes", node, 0, rows.shape[1] - 1);
+      std::memcpy(to + step * kept.stride[1] * bytes, from + node * rows.stride[1] * bytes,
+                  static_cast<size_t>(rows.shape[2] * bytes));
+    }
+  }
+}
+
 }  // namespace
 
 void add_walk(PyObject* module) {
@@ -199,6 +223,11 @@ void add_walk(PyObject* module) {
           "The same by any draws: `token_after(request, node, path)` returns the token that the "
           "target puts after a node, whose path are the tokens of `path`.",
           "parents", "tokens", "report", "token_after"),
+      function<&keep_paths>(
+          "keep_paths",
+          "Copy the rows of each root and its first `most` accepted nodes, the root's again behind "
+          "their end, of `rows` [B, T, F] into `kept` [B, N, F], from `at` on.",
+          "rows", "nodes", "most", "kept", "at"),
       {}};
   if (PyModule_AddFunctions(module, functions)) throw PythonError();
 }

@@ -300,13 +300,12 @@ def test_lookups_that_others_drafts_confirm_are_trusted_again():
     drafter, lookups = object.__new__(SuffixDrafter), Lookups(at_once=4.0)
     lookups.learn(24.0, 0)
     shape, tokens = (-1, 0, 1, 2, 3), torch.tensor([[7, 1, 2, 3, 4]])
-    text = torch.tensor([[0, 7, 1, 2, 3]])
-    drafter.sequences = SimpleNamespace(active=[0], ends=[5], host_rows=text)
-    drafter.looked_up = Lookup(5, (shape,), tokens, (3.6,)), [2]
+    drafter.sequences = SimpleNamespace(active=[0], emitted=[[1, 2, 3]])
+    drafter.looked_up = Lookup(5, (shape,), tokens, (3.6,))
     for factor in (7 / 11, 10 / 14):  # three tokens came, all true: the fourth is not known
         drafter._judge(lookups)
         assert lookups.factor == pytest.approx(factor)
-    drafter.looked_up = Lookup(5, (shape,), tokens + 1, (3.6,)), [2]  # none is true
+    drafter.looked_up = Lookup(5, (shape,), tokens + 1, (3.6,))  # none is true
     drafter._judge(lookups)
     assert lookups.factor == pytest.approx(10 / 17.6)
 

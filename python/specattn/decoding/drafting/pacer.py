@@ -16,7 +16,6 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -226,7 +225,8 @@ class Pacer:
         for share in self.shares:
             best = max(best, self._best(share, depth, promised), key=self._rate)
         if promised and rows > 1:
-            found = Choice(None, NONE, rows, fmean(promised), self.of_lookups()[rows])
+            tokens = sum(promised) / len(promised)
+            found = Choice(None, NONE, rows, tokens, self.of_lookups()[rows])
             best = max(best, found, key=self._rate)
         rate = self._rate(best)
         if depth > 0:
@@ -251,7 +251,8 @@ class Pacer:
         if not promised or found.tokens < min(promised):
             return found
         # Requests to which more is promised draft that.
-        return found._replace(tokens=fmean(max(found.alone, one) for one in promised))
+        tokens = sum(max(found.alone, one) for one in promised) / len(promised)
+        return found._replace(tokens=tokens)
 
     def _offers(self, share: Share, depth: int) -> list[Choice]:
         """Return a drafter's efforts that fit, each with the rows that suit it best: best first."""
@@ -303,26 +304,25 @@ class Pacer:
         if self.resting:
             return
         share = None if effort == NONE else share
-        ends = {row: self.sequences.ends[row] for row in self.sequences.active}
-        shape = PASS if share is None else share.kind, rows * len(ends)
+        shape = PASS if share is None else share.kind, rows * self.requests
         fresh = self._records(rows, share)
         asked = self._prepared if rows == 1 and share is None else None
-        self._begun = share, effort, shape, fresh, asked, self.clock.now(), ends
+        self._begun = share, effort, shape, fresh, asked, self.clock.now()
 
     def end(self, verified: Verified, own: Sequence[bool] | None = None) -> None:
         """Note that it has ended; its drafter learns of the requests that are its `own`."""
         if self._begun is None:
             self.last_ended = None
             return
-        (share, effort, shape, fresh, asked, begun, ends), self._begun = self._begun, None
+        (share, effort, shape, fresh, asked, begun), self._begun = self._begun, None
         now, before, costs, met = self.clock.now(), self.last_ended, self.costs, self.met
-        draft, new = None, False
+        draft, new, requests = None, False, self.requests
         met.add(shape)
         if share is not None:
-            draft, texts = (share.name, effort), self.sequences.host_rows
+            draft, emitted = (share.name, effort), self.sequences.emitted
             new = share.run is None or draft not in met
             met.add(draft)
-            came = [texts[row, at : self.sequences.ends[row]].tolist() for row, at in ends.items()]
+            came = [emitted[row] for row in self.sequences.active]
             mine = zip(came, own or [True] * len(came), strict=True)
             learnt = [text if yes else None for text, yes in mine]
             share.learn(verified.draft.tree.max_depth, learnt)
@@ -337,7 +337,7 @@ class Pacer:
             elif (known := float(costs.of_passes(shape[0], np.array(shape[1])))) < np.inf:
                 self.ledger.capture = max(0.0, seconds - known)
             if draft is not None and before is not None and not new:
-                level = share.level * costs.plain(len(ends))
+                level = share.level * costs.plain(requests)
                 guess, _ = costs.of_drafts(share.name, [effort], level, self.a_row)
                 costs.follow(draft, drafting, float(guess[0]))
             self.ledger.elapsed += seconds + drafting

@@ -241,10 +241,10 @@ class _AutoDrafter(Drafter):
         self.suffix.on_accepted(draft, accepted, result)
 
     def observe(self, verified: Verified) -> None:
-        mine, whole = self.name is not None, all(self.own)
+        others, whose = verified._replace(own=False), self.name if all(self.own) else ""
         for name, drafter in self.drafters.items():
-            drafter.observe(verified._replace(own=mine and whole and name == self.name))
-        self.suffix.observe(verified._replace(own=not mine))
+            drafter.observe(verified if name == whose else others)
+        self.suffix.observe(verified if self.name is None else others)
         self.pacer.end(verified, self.own)  # what drafters learn is part of what a round takes
 
     def compact(self, rows: list[int]) -> None:

@@ -146,7 +146,11 @@ class _MedusaDrafter(PacedDrafter):
 
     def observe(self, verified: Verified) -> None:
         super().observe(verified)
-        self.features = _rows(verified.result.features, verified.accepted.last)
+        features = verified.result.features
+        if max(verified.counts):
+            self.features = _rows(features, verified.accepted.last)
+        else:  # the root was the last everywhere: ten operators fewer
+            self.features = features[:, 0].clone()
 
     def compact(self, rows: list[int]) -> None:
         self.features = self.features[rows]

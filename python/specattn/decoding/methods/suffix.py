@@ -131,7 +131,7 @@ class SuffixDrafter(Drafter):
     def __init__(self, method: Suffix, context: DraftContext, native: Any):
         self.native = native
         self.method, self.sequences, target = method, context.sequences, context.target
-        self.model = target.model
+        self.model, self.on_cpu = target.model, target.device.type == "cpu"
         self.successors: torch.Tensor | None = None
         if method.recycling:
             size = target.model.config.vocab_size, min(method.k, target.model.config.vocab_size)
@@ -148,7 +148,7 @@ class SuffixDrafter(Drafter):
         self.ranked: torch.Tensor | None = None  # by a GPU, on its way to the host
         self.alone = True  # or else whether it drafts is not its own choice
         self.asked = False  # whether this round has looked up
-        self.looked_up: tuple[Lookup, list[int]] | None = None  # what, and where texts ended
+        self.looked_up: Lookup | None = None
         self.room = torch.empty(
             len(self.running) * method.max_nodes,
             dtype=torch.int64, device="cpu", pin_memory=target.device.type != "cpu",
@@ -166,9 +166,8 @@ class SuffixDrafter(Drafter):
             return None
         if not before:
             self.catch_up()
-        lookup = self.find()
-        self.looked_up = lookup, [self.sequences.ends[row] for row in self.sequences.active]
-        return lookup
+        self.looked_up = self.find()
+        return self.looked_up
 
     def promised_by(self, lookup: Lookup | None) -> list[float]:
         """Return how many tokens each request should get by what was found, none without."""
@@ -220,8 +219,7 @@ class SuffixDrafter(Drafter):
 
     def on_accepted(self, draft: Draft, accepted: Accepted, result: Verification) -> None:
         """Let a GPU rank what comes after the root and every accepted token."""
-        on_gpu = result.logits.device.type != "cpu"
-        if self.successors is None or not (on_gpu and self.learns):
+        if self.on_cpu or self.successors is None or not self.learns:
             return
         path = torch.nn.functional.pad(accepted.nodes, (1, 0)).clamp_min(0)  # ends with roots
         wide = path[..., None].expand(-1, -1, result.logits.shape[2])
@@ -251,13 +249,12 @@ class SuffixDrafter(Drafter):
 
     def _judge(self, lookups: Lookups) -> None:
         """Learn how true the lookup was by what requests went on with, whoever drafted it."""
-        if self.looked_up is None or (lookup := self.looked_up[0]).rows == 1:
+        lookup, rows = self.looked_up, self.sequences.active
+        if lookup is None or lookup.rows == 1:
             return
-        rows, ends = self.sequences.active, self.sequences.ends
-        texts, drafted = self.sequences.host_rows, lookup.drafted.tolist()
-        given = zip(rows, self.looked_up[1], lookup.shapes, drafted, lookup.expected, strict=True)
-        for row, before, shape, tokens, expected in given:
-            came = texts[row, before : ends[row]].tolist()
+        given = zip(rows, lookup.shapes, lookup.drafted.tolist(), lookup.expected, strict=True)
+        for row, shape, tokens, expected in given:
+            came = self.sequences.emitted[row]
             true = followed(shape, tokens, came)
             if true == len(came):  # what it has beyond them is not known to be wrong
                 expected = min(expected, true)

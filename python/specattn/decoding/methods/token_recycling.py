@@ -75,6 +75,7 @@ class _RecyclingDrafter(PacedDrafter):
         self.successors = torch.zeros(vocabulary, k, dtype=torch.int32, device=device)
         self.paths = best_rank_paths(method.max_nodes - 1, method.depth, k)
         self.trees: dict[tuple[int, int], _RankTree] = {}
+        self.root_alone = Tree.chain(0, device=device)
         effort = Effort(k, max(map(len, self.paths)))
         self.arm = FixedSize(effort)
         if method.nodes is None:
@@ -85,12 +86,12 @@ class _RecyclingDrafter(PacedDrafter):
         """Read the best paths of an effort's depth, as many as pay, from the table."""
         # Where a text has no use for more, the tree begins as the whole one does.
         depth = min(effort.depth, self.sequences.draft_depth)
+        if not depth:
+            return Draft(self.root_alone, root[:, None])
         whole, tokens = self._tree(depth, len(self.paths)), root[:, None]
         for parents, ranks in whole.levels:
             tokens = torch.cat([tokens, self.successors[tokens[:, parents], ranks].long()], 1)
-        rows = whole.tree.size
-        if depth:
-            rows = self.arm.rows(effort, rows, lambda: whole.nodes(tokens[:, 1:]))
+        rows = self.arm.rows(effort, whole.tree.size, lambda: whole.nodes(tokens[:, 1:]))
         tree = self._tree(depth, rows - 1)
         return Draft(tree.tree, tokens.index_select(1, whole.places(tree)))
 
@@ -159,6 +160,9 @@ def best_rank_paths(nodes: int, depth: int, k: int) -> list[tuple[int, ...]]:
 def remember(successors: torch.Tensor, tokens: torch.Tensor, ranked: torch.Tensor) -> None:
     """Write each token's successors [B, T, k] into the table [V, k]; its last occurrence counts."""
     tokens, ranked = tokens.flatten(), ranked.flatten(0, 1)
+    if len(tokens) == 1:
+        successors[tokens] = ranked
+        return
     order = torch.arange(len(tokens), device=tokens.device)
     # Writing a row twice in one call would leave to chance which one stays.
     last = order.new_full((len(successors),), -1).scatter_reduce(0, tokens, order, "amax")

@@ -87,6 +87,8 @@ class Sequences:
         On the host and on the device; what stands behind the end of a row means nothing.
     padding, ends, generated_from : list of int
         Where in its row each text begins and ends, and what was generated, by an earlier run too.
+    emitted : list of list of int
+        What each row was given last.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Sequences:
         self._tokens = self.host_rows.numpy()  # the same memory; quicker to write to
         self.padded_rows = self.host_rows.to(device)
         self._starts, self.active = self.ends.copy(), list(range(len(rows)))
+        self.emitted = [list[int]() for _ in rows]
         self.generated_from = [start - num_pregenerated for start in self._starts]
         if isinstance(stopping_criteria, StoppingCriteriaList):
             stopping_criteria = [stopping_criteria] * len(rows)
@@ -198,7 +201,8 @@ class Sequences:
         if self.padded_rows is not self.host_rows:
             new = self.host_rows[row, begin:end]
             self.padded_rows[row, begin:end].copy_(new, non_blocking=True)
-        return tokens[: end - begin], finished
+        kept = self.emitted[row] = tokens[: end - begin]
+        return kept, finished
 
     def padded(self, pad_token_id: int) -> torch.Tensor:
         """Return all rows, padded on the right to the longest: int64 [R, longest], on the host."""

@@ -219,15 +219,14 @@ class Pacer:
         by it, in a pass of `rows` rows.
         """
         plain = self.costs.plain(self.requests)
-        nothing = best = Choice(None, NONE, 1, 1.0, plain)
+        nothing = Choice(None, NONE, 1, 1.0, plain)
         if self.resting or self.calibrates or plain == np.inf:
             return nothing
-        for share in self.shares:
-            best = max(best, self._best(share, depth, promised), key=self._rate)
+        offers = [self._best(share, depth, promised) for share in self.shares]
         if promised and rows > 1:
             tokens = sum(promised) / len(promised)
-            found = Choice(None, NONE, rows, tokens, self.of_lookups()[rows])
-            best = max(best, found, key=self._rate)
+            offers.append(Choice(None, NONE, rows, tokens, self.of_lookups()[rows]))
+        best = max([nothing, *offers], key=self._rate)
         rate = self._rate(best)
         if depth > 0:
             self.compared = best, nothing

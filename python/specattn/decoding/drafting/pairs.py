@@ -22,10 +22,8 @@ from specattn.decoding.text.sampling import kernels
 from specattn.drafters.layer import LayerDrafter
 from specattn.reference.tree_mask import WORD_BITS
 
-MOST_PENDING = 128
-"""Tokens of a request whose features are kept until they are needed."""
+_AT_ONCE, _PENDING = 128, 4  # tokens of a request that programs read; so many of these are kept
 _FEWEST = 8  # of them that a program on a GPU reads: as fast as one, and captures are dear
-
 
 Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 """``angles(like, positions, longest)``: cosines and sines by position, as of `angle_tables`."""
@@ -100,7 +98,7 @@ class PairBlock(ABC):
     each; an accepted path costs the same again, since the target's features have taken the place of
     the drafter's; and a level of the tree costs one pass of a layer. What was accepted costs that
     only before the next draft, all of it together: until then its features are kept, `pending`
-    [B, MOST_PENDING, F], F of `CachedModel.feature_layers`.
+    [B, n, F], F of `CachedModel.feature_layers`.
 
     The text's pairs lie in `text` [layers, 2, B, N, Hk, D], the nodes', level by level, in `tree`
     [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every layer reaches back, the
@@ -142,8 +140,9 @@ class PairBlock(ABC):
         embeds = target.embed(first)
         nothing = embeds.new_zeros(*first.shape, embeds.shape[-1] * len(target.feature_layers))
         self.root = self.fuse(TORCH, first, self.taken(TORCH, nothing))
-        self.pending = nothing.new_zeros(len(first), MOST_PENDING, nothing.shape[-1])
-        # One call: behind a pass, which leaves no cache of theirs warm, six operators take 0.2 ms.
+        kept = most_pending(target.cache.batch_size)
+        self.pending = nothing.new_zeros(len(first), kept, nothing.shape[-1])
+        # One call: six operators, none of them warm behind a pass, take 0.2 ms.
         self.native = kernels() if target.device.type == "cpu" else None
         # Of the pending pairs: the first one's position, and how many of each round's came true.
         self.start, self.most = lengths[:, 0] - 1, 0
@@ -290,9 +289,9 @@ class PairBlock(ABC):
         """Keep what the layers need of an accepted path, its root included."""
         nodes, counts, _ = verified.accepted
         features, width = verified.result.features, 1 + max(verified.counts)
-        if self.most + width > self.pending.shape[1]:
+        if self.most + width > (room := self.pending.shape[1]):
             self.catch_up()
-        if width > self.pending.shape[1]:
+        if width > room:
             self.pending = self.pending.new_zeros(len(nodes), width, features.shape[2])
         if self.native is not None:
             self.native.keep_paths(features, nodes, width - 1, self.pending, self.most)
@@ -310,20 +309,20 @@ class PairBlock(ABC):
         if self.most == 0:
             return
         order, counts = self._accepted()
-        # Few sizes, for each is recorded: requests that accepted less repeat their last pair.
-        wanted = max(self.most, _FEWEST if self.target.runner.captures else 1)
-        size = min(1 << (wanted - 1).bit_length(), max(wanted, MOST_PENDING))
-        rows = torch.arange(size, device=counts.device)
-        steps = torch.minimum(rows, counts[:, None] - 1)
-        taken = steps if order is None else order.gather(1, steps)
-        features = self.pending.gather(1, _wide(taken, self.pending))
-        tokens = self.sequences.tokens_at(self.start[:, None] + steps + 1)
-        few = tokens.numel() <= MOST_ROWS and self.most <= MOST_PENDING
-        inputs = {"tokens": tokens, "features": features}
-        inputs |= {"start": self.start.int(), "steps": steps.int()}
-        programs: Programs = self.programs if few else Direct()
-        x = programs.run(("text", size), self._remember, inputs, len(tokens))
-        self.root = _row(x, counts[:, None] - 1)
+        for first in range(0, self.most, _AT_ONCE):
+            # Few sizes, for each is recorded: requests that accepted less repeat their last pair.
+            wanted = max(self.most - first, _FEWEST if self.target.runner.captures else 1)
+            size = min(1 << (wanted - 1).bit_length(), _AT_ONCE)
+            rows = torch.arange(first, first + size, device=counts.device)
+            steps = torch.minimum(rows, counts[:, None] - 1)
+            taken = steps if order is None else order.gather(1, steps)
+            features = self.pending.gather(1, _wide(taken, self.pending))
+            tokens = self.sequences.tokens_at(self.start[:, None] + steps + 1)
+            inputs = {"tokens": tokens, "features": features}
+            inputs |= {"start": (self.start + first).int(), "steps": (steps - first).int()}
+            programs: Programs = self.programs if tokens.numel() <= MOST_ROWS else Direct()
+            x = programs.run(("text", size), self._remember, inputs, len(tokens))
+        self.root = x[:, -1:].clone()  # the last pair of each request
         self.start, self.most, self.even = self.start + counts, 0, True
         self.accepted.clear()
 
@@ -354,15 +353,19 @@ class PairBlock(ABC):
 
 def _memory(target: Target, shape: CacheShape, angles: Angles, nodes: int) -> PairMemory:
     cache, heads = target.cache, (shape.kv_heads, shape.head_dim)
+    requests = cache.batch_size
     text, tree = (
-        cache.storage.new_empty(
-            shape.layers, 2, cache.batch_size, tokens, *heads, dtype=cache.dtype
-        )
+        cache.storage.new_empty(shape.layers, 2, requests, tokens, *heads, dtype=cache.dtype)
         # Requests catch up by as many rows as the one that has most to: some lie behind texts.
-        for tokens in (cache.capacity + MOST_PENDING, nodes)
+        for tokens in (cache.capacity + most_pending(requests), nodes)
     )
     turned = angles(text[:0], text.shape[3], target.longest)
     return PairMemory(text, tree, turned, target.programs())
+
+
+def most_pending(requests: int) -> int:
+    """Return how many tokens of each request of a batch are kept until they are needed."""
+    return _AT_ONCE * max(1, _PENDING // requests)
 
 
 def level_sizes(width: int, children: int, depth: int) -> list[int]:
@@ -371,11 +374,6 @@ def level_sizes(width: int, children: int, depth: int) -> list[int]:
     while len(sizes) < depth:
         sizes.append(min(width, sizes[-1] * children))
     return sizes
-
-
-def _row(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return one row [B, 1, H] of each request's [B, T, H]: the nearest to its index [B, 1]."""
-    return x.gather(1, _wide(index.clamp(0, x.shape[1] - 1), x))
 
 
 def _wide(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -143,6 +143,7 @@ class SuffixDrafter(Drafter):
         for row, index in zip(self.running, self.indexes, strict=True):
             index.extend(context.sequences.text(row).tolist(), self.successors)
         self.times, self.pacer = native.PassTimes([method.max_nodes], [1.0]), None
+        self.known: dict[int, float] = {}  # of which `times` are
         if method.nodes is None:
             self.pacer = Pacer(context, most_looked_up=method.max_nodes)
         self.ranked: torch.Tensor | None = None  # by a GPU, on its way to the host
@@ -179,8 +180,8 @@ class SuffixDrafter(Drafter):
         """Return what is worth drafting now, looked up in any case."""
         most, sequences = self.method.depth, self.sequences
         depths = [min(most, sequences.drafts(row)) for row in sequences.active]
-        if self.pacer is not None:
-            known = self.pacer.of_lookups()
+        if self.pacer is not None and (known := self.pacer.of_lookups()) is not self.known:
+            self.known = known
             self.times = self.native.PassTimes(list(known), list(known.values()))
         rows, shapes, expected = self.native.best_trees(
             self.indexes, depths, self.times, self.room, self.successors

@@ -1,5 +1,5 @@
 // Walks down drafted trees along the target's own draws, on the host: specattn/acceptance.py has
-// the same walk over tensors.
+// the same walk over tensors. And copies rows of the nodes that were accepted.
 #include <cstring>
 #include <limits>
 

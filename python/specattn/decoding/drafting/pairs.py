@@ -22,8 +22,9 @@ from specattn.decoding.text.sampling import kernels
 from specattn.drafters.layer import LayerDrafter
 from specattn.reference.tree_mask import WORD_BITS
 
-_AT_ONCE, _PENDING = 128, 4  # tokens of a request that programs read; so many of these are kept
+_AT_ONCE = 128  # tokens of a request that programs read
 _FEWEST = 8  # of them that a program on a GPU reads: as fast as one, and captures are dear
+_PENDING = 4  # times as many are kept until they are needed: of one request, of more fewer
 
 Angles = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 """``angles(like, positions, longest)``: cosines and sines by position, as of `angle_tables`."""
@@ -98,7 +99,7 @@ class PairBlock(ABC):
     each; an accepted path costs the same again, since the target's features have taken the place of
     the drafter's; and a level of the tree costs one pass of a layer. What was accepted costs that
     only before the next draft, all of it together: until then its features are kept, `pending`
-    [B, n, F], F of `CachedModel.feature_layers`.
+    [B, n, F], n as `text` has room behind the cache's capacity, F of `CachedModel.feature_layers`.
 
     The text's pairs lie in `text` [layers, 2, B, N, Hk, D], the nodes', level by level, in `tree`
     [layers, 2, B, nodes, Hk, D]. `window`, by default all, is what every layer reaches back, the
@@ -140,7 +141,7 @@ class PairBlock(ABC):
         embeds = target.embed(first)
         nothing = embeds.new_zeros(*first.shape, embeds.shape[-1] * len(target.feature_layers))
         self.root = self.fuse(TORCH, first, self.taken(TORCH, nothing))
-        kept = most_pending(target.cache.batch_size)
+        kept = self.text.shape[3] - target.cache.capacity
         self.pending = nothing.new_zeros(len(first), kept, nothing.shape[-1])
         # One call: six operators, none of them warm behind a pass, take 0.2 ms.
         self.native = kernels() if target.device.type == "cpu" else None
@@ -354,18 +355,14 @@ class PairBlock(ABC):
 def _memory(target: Target, shape: CacheShape, angles: Angles, nodes: int) -> PairMemory:
     cache, heads = target.cache, (shape.kv_heads, shape.head_dim)
     requests = cache.batch_size
+    pending = _AT_ONCE * max(1, _PENDING // requests)
     text, tree = (
         cache.storage.new_empty(shape.layers, 2, requests, tokens, *heads, dtype=cache.dtype)
         # Requests catch up by as many rows as the one that has most to: some lie behind texts.
-        for tokens in (cache.capacity + most_pending(requests), nodes)
+        for tokens in (cache.capacity + pending, nodes)
     )
     turned = angles(text[:0], text.shape[3], target.longest)
     return PairMemory(text, tree, turned, target.programs())
-
-
-def most_pending(requests: int) -> int:
-    """Return how many tokens of each request of a batch are kept until they are needed."""
-    return _AT_ONCE * max(1, _PENDING // requests)
 
 
 def level_sizes(width: int, children: int, depth: int) -> list[int]:
